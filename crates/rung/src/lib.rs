@@ -1,0 +1,59 @@
+//! The words of the tensor ladder: what moves, what moves it, and why something does not.
+//!
+//! Every other crate of the workspace depends on this one; it depends on none of them. There is no
+//! I/O and no unsafe code here.
+//!
+//! ```
+//! use rung::{DType, Tensor, Value};
+//!
+//! // A 2 × 3 tensor, and a view of its last column that shares the same storage.
+//! let image = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3])?;
+//! let column = image.select(1, 2)?;
+//! assert_eq!(column.shape(), [2]);
+//! assert_eq!(column.strides(), [3]);
+//! assert_eq!(column.to_vec::<f32>()?, [3.0, 6.0]);
+//!
+//! // A value is what crosses to another process.
+//! let job = Value::map([("image", Value::from(image)), ("radius", Value::from(2.5))]);
+//! assert_eq!(job.get("image").and_then(Value::as_tensor).map(Tensor::dtype), Some(DType::F32));
+//! # Ok::<(), rung::Refusal>(())
+//! ```
+//!
+//! # Where to read on
+//!
+//! | module | words |
+//! |---|---|
+//! | [`mod@dtype`], [`mod@layout`] | element types; shape, signed strides in elements, byte offset, checked once |
+//! | [`mod@storage`], [`mod@tensor`] | memory with an owner; a tensor is a view of it |
+//! | [`mod@value`] | null … map, tensor: everything that can be sent |
+//! | [`mod@parcel`] | `Offer`, `Parcel`, `Receipt`: metadata plus owned platform handles |
+//! | [`mod@traits`] | `Rung`, and what it opens: a `Carrier` or a `Form` |
+//! | [`mod@reason`] | `Refusal` ("cannot apply here", data) and `Fault` (broken, an error) |
+//! | [`mod@limits`] | every cap, in one place |
+//!
+//! # What it does not do
+//!
+//! It maps no memory (`segment`), opens no socket (`link`) and knows no rung by more than its name.
+
+pub mod device;
+pub mod dtype;
+pub mod layout;
+pub mod limits;
+pub mod parcel;
+pub mod reason;
+pub mod storage;
+pub mod tensor;
+pub mod traits;
+pub mod value;
+
+pub use device::Device;
+pub use dtype::{DType, Element};
+pub use layout::Layout;
+pub use parcel::{
+    Handle, LeaseId, Meta, Offer, OfferWire, Parcel, ParcelWire, Receipt, ReceiptWire, RungId,
+};
+pub use reason::{Fault, Reason, Refusal};
+pub use storage::{Lendable, Memory, Provenance, Storage};
+pub use tensor::{Flags, Tensor};
+pub use traits::{Carrier, Form, Leaf, Lowered, Owner, Packed, Rung, Session, Trust};
+pub use value::{BigInt, Map, Path, Step, Value};

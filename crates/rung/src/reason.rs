@@ -1,0 +1,225 @@
+//! Why something did not happen: [`Refusal`] is data, [`Fault`] is an error.
+
+use std::fmt;
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal, $remedy:expr;)*) => {
+        /// Why a rung cannot apply, or what is wrong with something a peer sent.
+        ///
+        /// The code is stable: it stands in routes, logs, the program's JSON and on the wire.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Reason { $($(#[$doc])* $variant,)* }
+
+        impl Reason {
+            /// All of them, in declaration order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The stable name.
+            #[must_use]
+            pub const fn code(self) -> &'static str {
+                match self { $(Self::$variant => $code,)* }
+            }
+
+            /// What a person reads.
+            #[must_use]
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+
+            /// What a person can do about it, where there is something to do.
+            #[must_use]
+            pub const fn remedy(self) -> Option<&'static str> {
+                match self { $(Self::$variant => $remedy,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    // The rung and this pair of processes.
+    /// The peer does not offer the rung.
+    NotOffered = "not-offered", "the peer does not offer this rung", Some("build both sides with the rung's feature");
+    /// The platform has no such mechanism.
+    Platform = "platform", "this platform has no such mechanism", None;
+    /// The rung failed earlier and was taken out of use for this peer and direction.
+    Demoted = "demoted", "the rung failed earlier and was demoted", Some("reconnect once the cause is mended");
+    /// The rung was tried for this very leaf and the peer could not take it.
+    PeerFault = "peer-fault", "the peer could not take it", None;
+
+    // The leaf.
+    /// The form does not take leaves of this kind.
+    OtherKind = "other-kind", "not a kind of leaf that this rung takes", None;
+    /// The memory is on a device and the rung moves host memory.
+    DeviceMemory = "device-memory", "the memory is on a device", Some("copy it to host memory, or enable a device rung");
+    /// There is nothing to move.
+    Empty = "empty", "there are no bytes to move", None;
+    /// Larger than the rung takes.
+    TooLarge = "too-large", "larger than this rung takes", Some("send bulk data as a tensor or a byte string");
+    /// Nested deeper than the cap.
+    TooDeep = "too-deep", "nested too deeply", Some("flatten the value");
+    /// More dimensions than the cap.
+    Rank = "rank", "too many dimensions", Some("reshape the tensor");
+    /// An element narrower than a byte.
+    SubByteDType = "sub-byte-dtype", "elements narrower than a byte are not supported", Some("send the packed bytes as u8");
+    /// A dtype that is not known here.
+    UnknownDType = "unknown-dtype", "unknown dtype", None;
+
+    // Looking into memory.
+    /// A view of another element type than the tensor's.
+    WrongDType = "wrong-dtype", "the tensor holds another dtype", Some("ask for the tensor's own dtype");
+    /// A slice of memory that is not in C order.
+    NotContiguous = "not-contiguous", "the elements are not contiguous in C order", Some("copy with to_vec");
+    /// A slice at an address the type cannot have.
+    Misaligned = "misaligned", "the elements are not aligned for their type", Some("copy with to_vec");
+    /// Bytes that are no value of the type (a bool of 2).
+    InvalidBits = "invalid-bits", "the bytes are no value of the type", Some("read them as u8");
+    /// The owner can still write the memory and is not trusted.
+    PeerNotTrusted = "peer-not-trusted", "the peer could still write this memory", Some("copy out, have it sealed, or trust the peer");
+    /// Memory is still lent out, so it cannot be written.
+    StillLent = "still-lent", "the memory is still lent out", Some("wait until every receiver has let go");
+
+    // Shapes and ranges.
+    /// Offset, shape and strides reach outside the storage, or overflow.
+    OutOfBounds = "out-of-bounds", "reaches outside the storage", None;
+    /// Shape and number of elements disagree.
+    ShapeMismatch = "shape-mismatch", "shape and elements disagree", None;
+
+    // The machine.
+    /// The system has no memory left for it.
+    NoMemory = "no-memory", "the system has no memory left", Some("free memory, or raise the container's limit");
+    /// Descriptors ran out.
+    NoDescriptors = "no-descriptors", "no descriptors left", Some("raise the limit of open files (ulimit -n)");
+    /// Another failure of a system call.
+    System = "system", "a system call failed", None;
+
+    // What a peer sent.
+    /// The JSON is not what the wire says it is.
+    BadMetadata = "bad-metadata", "malformed metadata", None;
+    /// The number of handles is not the number declared or needed.
+    WrongHandles = "wrong-handles", "wrong number of handles", None;
+    /// The handle is no sealable shared memory.
+    NotSharedMemory = "not-shared-memory", "the handle is not sealable shared memory", None;
+    /// A seal is missing that makes the memory safe to map.
+    Unsealed = "unsealed", "the segment lacks a seal", Some("seal it before it is sent");
+    /// The kernel says another size than the peer.
+    WrongSize = "wrong-size", "the segment is not as long as declared", None;
+    /// The segment has holes: reading it would charge the reader, or fail.
+    Sparse = "sparse", "the segment is not fully allocated", Some("allocate it (fallocate) before it is sent");
+    /// A rung that this side has not opened.
+    UnknownRung = "unknown-rung", "no such rung is open", None;
+    /// A tag that this side does not know.
+    UnknownTag = "unknown-tag", "unknown tag", None;
+    /// A storage or leaf index that the message does not have.
+    UnknownStorage = "unknown-storage", "no such storage in the message", None;
+    /// A cap of the wire is exceeded.
+    OverCap = "over-cap", "exceeds a cap of the wire", None;
+    /// A lease that is not out.
+    UnknownLease = "unknown-lease", "no such lease is out", None;
+}
+
+impl Reason {
+    /// The reason with this code, if there is one.
+    #[must_use]
+    pub fn from_code(code: &str) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|reason| reason.code() == code)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.code())
+    }
+}
+
+macro_rules! because {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+        pub struct $name {
+            reason: Reason,
+            detail: String,
+        }
+
+        impl $name {
+            /// With a detail: a lowercase fragment, empty where the reason says it all.
+            #[must_use]
+            pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
+                Self { reason, detail: detail.into() }
+            }
+
+            /// Why.
+            #[must_use]
+            pub fn reason(&self) -> Reason {
+                self.reason
+            }
+
+            /// What exactly, for a person; may be empty.
+            #[must_use]
+            pub fn detail(&self) -> &str {
+                &self.detail
+            }
+        }
+
+        impl From<Reason> for $name {
+            fn from(reason: Reason) -> Self {
+                Self::new(reason, String::new())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.reason.text())?;
+                if !self.detail.is_empty() {
+                    write!(f, ": {}", self.detail)?;
+                }
+                Ok(())
+            }
+        }
+    };
+}
+
+because! {
+    /// "Cannot apply here": an answer, with a reason. The work falls through to the next rung.
+    Refusal
+}
+
+because! {
+    /// Something is broken: what a peer sent, or what the platform did with it.
+    Fault
+}
+
+impl From<Refusal> for Fault {
+    fn from(refusal: Refusal) -> Self {
+        Self {
+            reason: refusal.reason,
+            detail: refusal.detail,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_unique_and_read_back() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::from_code(reason.code()), Some(*reason));
+        }
+        assert_eq!(Reason::from_code("nonsense"), None);
+    }
+
+    #[test]
+    fn text_fits_after_failed_to() {
+        let refusal = Refusal::new(Reason::TooLarge, "5 GiB");
+        assert_eq!(refusal.to_string(), "larger than this rung takes: 5 GiB");
+        assert_eq!(
+            Fault::from(Reason::Sparse).to_string(),
+            "the segment is not fully allocated"
+        );
+    }
+}

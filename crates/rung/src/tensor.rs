@@ -1,0 +1,526 @@
+//! A view of a storage.
+
+use std::sync::Arc;
+
+use bytemuck::checked::CheckedCastError;
+use bytemuck::{PodCastError, Zeroable};
+
+use crate::device::Device;
+use crate::dtype::{DType, Element};
+use crate::layout::Layout;
+use crate::reason::{Reason, Refusal};
+use crate::storage::Storage;
+
+/// What else is known of a tensor; carried along, not acted upon.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Flags {
+    /// The receiver is asked not to write it.
+    pub read_only: bool,
+    /// The producer tracks gradients of it.
+    pub requires_grad: bool,
+}
+
+/// A view of a [`Storage`]: dtype, shape, signed strides in elements and a byte offset.
+///
+/// Cloning a tensor or taking a view of one copies no elements: both share the storage, and so they
+/// still do after they crossed to another process in one message.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    storage: Arc<Storage>,
+    layout: Layout,
+    flags: Flags,
+}
+
+impl Tensor {
+    /// A view of `storage`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Layout::new`].
+    pub fn new(
+        storage: Arc<Storage>,
+        dtype: DType,
+        shape: &[usize],
+        strides: &[isize],
+        offset: usize,
+    ) -> Result<Self, Refusal> {
+        let layout = Layout::new(dtype, shape, strides, offset, storage.len())?;
+        Ok(Self {
+            storage,
+            layout,
+            flags: Flags::default(),
+        })
+    }
+
+    /// All of `storage`, in C order.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::ShapeMismatch`] where the storage is not exactly as long as the shape needs, and
+    /// those of [`Layout::contiguous`].
+    pub fn contiguous(
+        storage: Arc<Storage>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<Self, Refusal> {
+        let layout = Layout::contiguous(dtype, shape)?;
+        if layout.byte_count() != storage.len() {
+            return Err(Refusal::new(
+                Reason::ShapeMismatch,
+                format!(
+                    "shape {shape:?} of {dtype} takes {} bytes, there are {}",
+                    layout.byte_count(),
+                    storage.len()
+                ),
+            ));
+        }
+        Ok(Self {
+            storage,
+            layout,
+            flags: Flags::default(),
+        })
+    }
+
+    /// The elements of a vector in C order, without a copy.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::ShapeMismatch`] where the shape has another number of elements.
+    pub fn from_vec<T: Element>(elements: Vec<T>, shape: &[usize]) -> Result<Self, Refusal> {
+        Self::contiguous(Arc::new(Storage::from_vec(elements)), T::DTYPE, shape)
+    }
+
+    /// The little-endian bytes of the elements in C order, without a copy.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::ShapeMismatch`] where the shape takes another number of bytes.
+    pub fn from_bytes(
+        bytes: impl Into<bytes::Bytes>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<Self, Refusal> {
+        Self::contiguous(Arc::new(Storage::from_bytes(bytes)), dtype, shape)
+    }
+
+    /// The storage.
+    #[must_use]
+    pub fn storage(&self) -> &Arc<Storage> {
+        &self.storage
+    }
+
+    /// The storage, if the tensor was no longer needed.
+    #[must_use]
+    pub fn into_storage(self) -> Arc<Storage> {
+        self.storage
+    }
+
+    /// How the elements lie in the storage.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.layout.dtype()
+    }
+
+    /// Elements in each dimension.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        self.layout.shape()
+    }
+
+    /// Distance between neighbours of each dimension, in elements.
+    #[must_use]
+    pub fn strides(&self) -> &[isize] {
+        self.layout.strides()
+    }
+
+    /// Byte of the storage where the first element starts.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.layout.offset()
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.layout.count()
+    }
+
+    /// Bytes of all the elements, side by side.
+    #[must_use]
+    pub fn byte_count(&self) -> usize {
+        self.layout.byte_count()
+    }
+
+    /// Where the memory is.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.storage.device()
+    }
+
+    /// What else is known of it.
+    #[must_use]
+    pub fn flags(&self) -> Flags {
+        self.flags
+    }
+
+    /// The same view with other flags.
+    #[must_use]
+    pub fn with_flags(mut self, flags: Flags) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// The part of dimension `dimension` from `start` up to `end`.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OutOfBounds`] where there is no such dimension or range.
+    pub fn slice(&self, dimension: usize, start: usize, end: usize) -> Result<Self, Refusal> {
+        let (extent, stride) = self.dimension(dimension)?;
+        if start > end || end > extent {
+            return Err(Refusal::new(
+                Reason::OutOfBounds,
+                format!("{start}..{end} of {extent} in dimension {dimension}"),
+            ));
+        }
+        let mut shape = self.shape().to_vec();
+        shape[dimension] = end - start;
+        let offset = if start == end {
+            self.offset()
+        } else {
+            self.step(start, stride)
+        };
+        self.viewed(shape, self.strides().to_vec(), offset)
+    }
+
+    /// The elements at `index` of dimension `dimension`, which disappears.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OutOfBounds`] where there is no such dimension or index.
+    pub fn select(&self, dimension: usize, index: usize) -> Result<Self, Refusal> {
+        let (extent, stride) = self.dimension(dimension)?;
+        if index >= extent {
+            return Err(Refusal::new(
+                Reason::OutOfBounds,
+                format!("{index} of {extent} in dimension {dimension}"),
+            ));
+        }
+        let (mut shape, mut strides) = (self.shape().to_vec(), self.strides().to_vec());
+        shape.remove(dimension);
+        strides.remove(dimension);
+        let offset = if self.count() == 0 {
+            self.offset()
+        } else {
+            self.step(index, stride)
+        };
+        self.viewed(shape, strides, offset)
+    }
+
+    /// Dimension `dimension` in reverse order: a negative stride, no copy.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OutOfBounds`] where there is no such dimension.
+    pub fn flip(&self, dimension: usize) -> Result<Self, Refusal> {
+        let (extent, stride) = self.dimension(dimension)?;
+        let mut strides = self.strides().to_vec();
+        strides[dimension] = stride.checked_neg().ok_or(Reason::OutOfBounds)?;
+        let offset = if self.count() == 0 {
+            self.offset()
+        } else {
+            self.step(extent - 1, stride)
+        };
+        self.viewed(self.shape().to_vec(), strides, offset)
+    }
+
+    /// The dimensions in another order; `order[i]` is the old number of the new dimension `i`.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::ShapeMismatch`] where `order` is no permutation of the dimensions.
+    pub fn permute(&self, order: &[usize]) -> Result<Self, Refusal> {
+        let mut sorted = order.to_vec();
+        sorted.sort_unstable();
+        if !sorted.iter().copied().eq(0..self.shape().len()) {
+            return Err(Refusal::new(
+                Reason::ShapeMismatch,
+                format!("order {order:?} of {} dimensions", self.shape().len()),
+            ));
+        }
+        let shape = order
+            .iter()
+            .map(|&dimension| self.shape()[dimension])
+            .collect();
+        let strides = order
+            .iter()
+            .map(|&dimension| self.strides()[dimension])
+            .collect();
+        self.viewed(shape, strides, self.offset())
+    }
+
+    fn dimension(&self, dimension: usize) -> Result<(usize, isize), Refusal> {
+        match (self.shape().get(dimension), self.strides().get(dimension)) {
+            (Some(&extent), Some(&stride)) => Ok((extent, stride)),
+            _ => Err(Refusal::new(
+                Reason::OutOfBounds,
+                format!("dimension {dimension} of {}", self.shape().len()),
+            )),
+        }
+    }
+
+    /// The offset of element `index` along a stride; Y2 of the layout keeps it inside.
+    fn step(&self, index: usize, stride: isize) -> usize {
+        let bytes = index as isize * stride * self.dtype().size() as isize;
+        self.offset().wrapping_add_signed(bytes)
+    }
+
+    fn viewed(
+        &self,
+        shape: Vec<usize>,
+        strides: Vec<isize>,
+        offset: usize,
+    ) -> Result<Self, Refusal> {
+        let layout = self.layout.view(shape, strides, offset)?;
+        Ok(Self {
+            storage: Arc::clone(&self.storage),
+            layout,
+            flags: self.flags,
+        })
+    }
+
+    /// The elements as a slice, without a copy.
+    ///
+    /// # Errors
+    ///
+    /// A refusal that [`Self::to_vec`] gets around by copying ([`Reason::NotContiguous`],
+    /// [`Reason::Misaligned`], [`Reason::PeerNotTrusted`]), or not: [`Reason::WrongDType`],
+    /// [`Reason::InvalidBits`], [`Reason::DeviceMemory`].
+    pub fn as_slice<T: Element>(&self) -> Result<&[T], Refusal> {
+        self.expect_dtype(T::DTYPE)?;
+        if !self.layout.is_contiguous() {
+            return Err(Reason::NotContiguous.into());
+        }
+        if self.count() == 0 {
+            return Ok(&[]);
+        }
+        let bytes = self
+            .storage
+            .host_bytes()?
+            .get(self.layout.span())
+            .ok_or(Reason::OutOfBounds)?;
+        bytemuck::checked::try_cast_slice(bytes).map_err(|error| {
+            match error {
+                CheckedCastError::PodCastError(
+                    PodCastError::TargetAlignmentGreaterAndInputNotAligned,
+                ) => Reason::Misaligned,
+                CheckedCastError::PodCastError(_) => Reason::OutOfBounds,
+                CheckedCastError::InvalidBitPattern => Reason::InvalidBits,
+            }
+            .into()
+        })
+    }
+
+    /// The elements in C order, copied.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::WrongDType`], [`Reason::InvalidBits`], or a refusal where the CPU cannot read the
+    /// memory.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, Refusal> {
+        self.expect_dtype(T::DTYPE)?;
+        let mut bits = vec![<T::Bits as Zeroable>::zeroed(); self.count()];
+        self.copy_to(bytemuck::cast_slice_mut(&mut bits))?;
+        bits.into_iter()
+            .map(|bits| bytemuck::checked::try_cast(bits))
+            .collect::<Result<_, _>>()
+            .map_err(|_| Reason::InvalidBits.into())
+    }
+
+    /// The little-endian bytes of the elements in C order, copied: the logical contents, whatever
+    /// the strides.
+    ///
+    /// # Errors
+    ///
+    /// A refusal where the CPU cannot read the memory.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, Refusal> {
+        let mut bytes = vec![0; self.byte_count()];
+        self.copy_to(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// As [`Self::to_bytes`], into memory of exactly [`Self::byte_count`] bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::ShapeMismatch`] where `into` has another length, or a refusal where the CPU cannot
+    /// read the memory.
+    pub fn copy_to(&self, into: &mut [u8]) -> Result<(), Refusal> {
+        if into.len() != self.byte_count() {
+            return Err(Refusal::new(
+                Reason::ShapeMismatch,
+                format!("{} bytes into {}", self.byte_count(), into.len()),
+            ));
+        }
+        if self.count() == 0 {
+            return Ok(());
+        }
+        let span = self.layout.span();
+        let base = span.start;
+        let bytes = self.storage.read(span)?;
+        let mut rest = into;
+        let mut whole = true;
+        self.layout.for_each_run(|at, len| {
+            let from = bytes.get(at - base..at - base + len);
+            let (run, after) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = after;
+            match from {
+                Some(from) => run.copy_from_slice(from),
+                None => whole = false,
+            }
+        });
+        if whole {
+            Ok(())
+        } else {
+            Err(Reason::OutOfBounds.into())
+        }
+    }
+
+    /// Another view of another storage with the same elements: for the sender that compacts.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Layout::new`], for the new storage.
+    pub fn rehoused(&self, storage: Arc<Storage>, layout: &Layout) -> Result<Self, Refusal> {
+        let layout = Layout::new(
+            layout.dtype(),
+            layout.shape(),
+            layout.strides(),
+            layout.offset(),
+            storage.len(),
+        )?;
+        Ok(Self {
+            storage,
+            layout,
+            flags: self.flags,
+        })
+    }
+
+    fn expect_dtype(&self, asked: DType) -> Result<(), Refusal> {
+        if self.dtype() == asked {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            Reason::WrongDType,
+            format!("{} asked for, {} held", asked, self.dtype()),
+        ))
+    }
+}
+
+/// Equal where dtype, shape, flags and the bits of every element are, whatever the strides; memory
+/// that the CPU cannot read is equal to nothing but itself.
+impl PartialEq for Tensor {
+    fn eq(&self, other: &Self) -> bool {
+        if self.dtype() != other.dtype()
+            || self.shape() != other.shape()
+            || self.flags != other.flags
+        {
+            return false;
+        }
+        if Arc::ptr_eq(&self.storage, &other.storage) && self.layout == other.layout {
+            return true;
+        }
+        match (self.to_bytes(), other.to_bytes()) {
+            (Ok(mine), Ok(theirs)) => mine == theirs,
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Tensor {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers() -> Tensor {
+        Tensor::from_vec((0..12u16).collect(), &[3, 4]).unwrap()
+    }
+
+    #[test]
+    fn views_share_the_storage_and_read_right() {
+        let t = numbers();
+        assert_eq!(
+            t.slice(1, 1, 3).unwrap().to_vec::<u16>().unwrap(),
+            [1, 2, 5, 6, 9, 10]
+        );
+        assert_eq!(
+            t.select(0, 2).unwrap().as_slice::<u16>().unwrap(),
+            [8, 9, 10, 11]
+        );
+        let flipped = t.flip(0).unwrap();
+        assert_eq!(flipped.strides(), [-4, 1]);
+        assert_eq!(flipped.to_vec::<u16>().unwrap()[..4], [8, 9, 10, 11]);
+        assert_eq!(flipped.flip(0).unwrap(), t);
+        let turned = t.permute(&[1, 0]).unwrap();
+        assert_eq!(turned.to_vec::<u16>().unwrap()[..3], [0, 4, 8]);
+        assert!(Arc::ptr_eq(turned.storage(), t.storage()));
+    }
+
+    #[test]
+    fn what_cannot_be_lent_says_why() {
+        let t = numbers();
+        let reason = |r: Result<&[u16], Refusal>| r.unwrap_err().reason();
+        assert_eq!(
+            reason(t.slice(1, 0, 2).unwrap().as_slice()),
+            Reason::NotContiguous
+        );
+        assert_eq!(
+            t.as_slice::<i16>().unwrap_err().reason(),
+            Reason::WrongDType
+        );
+        let odd = Tensor::new(
+            Arc::new(Storage::from_vec(vec![0u64; 2])),
+            DType::U16,
+            &[2],
+            &[1],
+            1,
+        )
+        .unwrap();
+        assert_eq!(reason(odd.as_slice()), Reason::Misaligned);
+        assert_eq!(odd.to_vec::<u16>().unwrap(), [0, 0]);
+        let two = Tensor::from_bytes(vec![2u8], DType::Bool, &[1]).unwrap();
+        assert_eq!(
+            two.as_slice::<bool>().unwrap_err().reason(),
+            Reason::InvalidBits
+        );
+        assert_eq!(
+            two.to_vec::<bool>().unwrap_err().reason(),
+            Reason::InvalidBits
+        );
+    }
+
+    #[test]
+    fn empty_and_scalar_tensors_are_tensors() {
+        let empty = Tensor::from_vec(Vec::<f32>::new(), &[0, 7]).unwrap();
+        assert_eq!(empty.as_slice::<f32>().unwrap(), [] as [f32; 0]);
+        assert!(empty.slice(1, 7, 7).unwrap().to_bytes().unwrap().is_empty());
+        assert_eq!(empty.flip(0).unwrap().count(), 0);
+        let scalar = Tensor::from_vec(vec![2.5f64], &[]).unwrap();
+        assert_eq!(scalar.as_slice::<f64>().unwrap(), [2.5]);
+    }
+
+    #[test]
+    fn bits_decide_equality() {
+        let nan = |bits| Tensor::from_vec(vec![f32::from_bits(bits)], &[1]).unwrap();
+        assert_eq!(nan(0x7fc0_0001), nan(0x7fc0_0001));
+        assert_ne!(nan(0x7fc0_0001), nan(0x7fc0_0002));
+        assert_ne!(nan(0), nan(0x8000_0000));
+    }
+}

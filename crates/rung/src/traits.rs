@@ -1,0 +1,176 @@
+//! What a rung is: availability is three questions with three answers, and state is per peer.
+//!
+//! 1. [`Rung::probe`] asks this process, once: what can I export and import?
+//! 2. [`Rung::open`] asks this pair of processes, purely from both offers: does it work between us?
+//! 3. [`Carrier::export`] or [`Form::lower`] asks this very leaf.
+//!
+//! Each may answer with a [`Refusal`], which is data, and the work falls through to the next rung.
+//! A tier works alone, in somebody else's protocol: what has to cross is an [`Offer`] at the
+//! beginning, a [`Parcel`] for each storage, and a [`Receipt`] when it was let go.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::parcel::{LeaseId, Meta, Offer, Parcel, Receipt, RungId};
+use crate::reason::{Fault, Refusal};
+use crate::storage::Storage;
+use crate::tensor::Tensor;
+use crate::value::Value;
+
+/// A mechanism that moves leaves between two processes.
+pub trait Rung: fmt::Debug + Send + Sync {
+    /// Its name on the wire.
+    fn id(&self) -> RungId;
+
+    /// What this process can export and import on it.
+    ///
+    /// # Errors
+    ///
+    /// A refusal where this process or platform has no such mechanism.
+    fn probe(&self) -> Result<Offer, Refusal>;
+
+    /// Opens it between the two processes that made these offers; pure in both, and symmetric: the
+    /// other side, with the offers exchanged, comes to the same answer.
+    ///
+    /// # Errors
+    ///
+    /// A refusal where it does not work between these two.
+    fn open(&self, mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal>;
+}
+
+/// What a rung opens: one rung, one peer. Caches are inside, and all methods take `&self`.
+pub enum Session {
+    /// Moves storages.
+    Carrier(Box<dyn Carrier>),
+    /// Turns leaves into metadata and storages.
+    Form(Box<dyn Form>),
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Carrier(_) => "Session::Carrier",
+            Self::Form(_) => "Session::Form",
+        })
+    }
+}
+
+/// Whatever keeps exported memory alive; dropped when the lease ends.
+pub type Owner = Box<dyn Any + Send + Sync>;
+
+/// An exported storage: what to send, and what to keep until its receipt comes.
+pub struct Packed {
+    /// To the peer.
+    pub parcel: Parcel,
+    /// Kept by the sender under the parcel's lease (L1).
+    pub owner: Owner,
+}
+
+impl fmt::Debug for Packed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Packed")
+            .field("parcel", &self.parcel)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Moves one storage at a time.
+pub trait Carrier: Send + Sync {
+    /// Makes a storage importable by the peer, under a lease that this session mints.
+    ///
+    /// # Errors
+    ///
+    /// A refusal: the storage is left for the next carrier.
+    fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal>;
+
+    /// Takes a storage that the peer exported. Whatever the peer says is checked against what the
+    /// platform says.
+    ///
+    /// # Errors
+    ///
+    /// A fault, which is told to the sender, who sends again on a lower rung.
+    fn import(&self, parcel: Parcel) -> Result<Storage, Fault>;
+
+    /// The importer lets go of a lease.
+    fn receipt(&self, lease: LeaseId) -> Receipt;
+
+    /// The exporter hears that the peer let go.
+    fn released(&self, receipt: Receipt);
+
+    /// The peer is gone; its leases end by this rung's own rules.
+    fn peer_gone(&self);
+}
+
+/// A part of a value that a form may take whole.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Leaf<'a> {
+    /// A tensor.
+    Tensor(&'a Tensor),
+    /// A subtree without tensors.
+    Plain(&'a Value),
+}
+
+/// A leaf as metadata plus the storages that carriers move.
+#[derive(Debug)]
+pub struct Lowered {
+    /// In the JSON.
+    pub meta: Meta,
+    /// On carriers, in this order.
+    pub storages: Vec<Arc<Storage>>,
+}
+
+/// Turns leaves into metadata and storages, and back.
+pub trait Form: Send + Sync {
+    /// Takes a leaf apart.
+    ///
+    /// # Errors
+    ///
+    /// A refusal: the leaf is left for the next form.
+    fn lower(&self, leaf: Leaf<'_>) -> Result<Lowered, Refusal>;
+
+    /// Puts a leaf together again.
+    ///
+    /// # Errors
+    ///
+    /// A fault where the metadata or the storages are not what [`Self::lower`] makes.
+    fn raise(&self, lowered: Lowered) -> Result<Value, Fault>;
+}
+
+/// Whether the peer is trusted not to write memory that it lent; made by those who can tell.
+///
+/// This crate has no unsafe code, so it cannot make a token that soundness rests on: it carries one
+/// that `segment` made (`segment::PeerTrust`), and only `segment` looks inside.
+#[derive(Clone, Default)]
+pub struct Trust(Option<Arc<dyn Any + Send + Sync>>);
+
+impl Trust {
+    /// No trust: what the peer could still write is copied out.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// Carries a token.
+    #[must_use]
+    pub fn carrying(token: impl Any + Send + Sync) -> Self {
+        Self(Some(Arc::new(token)))
+    }
+
+    /// The token, if it is of this type.
+    #[must_use]
+    pub fn token<T: Any>(&self) -> Option<&T> {
+        self.0.as_ref()?.downcast_ref()
+    }
+}
+
+impl fmt::Debug for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() {
+            "Trust(token)"
+        } else {
+            "Trust(none)"
+        })
+    }
+}

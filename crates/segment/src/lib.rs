@@ -1,0 +1,56 @@
+//! Blocks of host memory that two processes share: the only crate that maps memory.
+//!
+//! A block is an anonymous file (memfd_create(2)): it has no name, so nothing is left behind when
+//! both sides are killed, and no `/dev/shm` mount limits it. What a peer could do to it is ruled out
+//! by seals, which the kernel enforces and any holder of the descriptor can read.
+//!
+//! | type | whose | who can write it | lends `&[u8]` |
+//! |---|---|---|---|
+//! | [`Draft`] | ours, not yet sent | its one owner, through `&mut` | to its owner |
+//! | [`Sealed`] | ours or a peer's | nobody, for ever | to anyone |
+//! | [`Shared`] | ours, lent out | nobody until it is a `Draft` again | to us |
+//! | [`Foreign`] | a peer's `Shared` | that peer | only with [`PeerTrust`]; else it copies out |
+//!
+//! ```
+//! # #[cfg(target_os = "linux")] {
+//! use segment::{Draft, Received, Sealed};
+//!
+//! let mut draft = Draft::new(4096)?;
+//! draft.bytes_mut()[..5].copy_from_slice(b"hello");
+//! let sealed = draft.seal()?;
+//!
+//! // The descriptor goes to another process, which believes nothing but the kernel:
+//! let descriptor = sealed.descriptor()?;
+//! let Received::Sealed(received) = segment::receive(descriptor, 4096)? else { panic!() };
+//! assert_eq!(&received.bytes()?[..5], b"hello");
+//! # }
+//! # Ok::<(), rung::Fault>(())
+//! ```
+//!
+//! # Invariants
+//!
+//! - **S1** A block's size never changes once a second process can see it: `F_SEAL_SHRINK` and
+//!   `F_SEAL_GROW` are set before its descriptor leaves, and checked before one is mapped. With that,
+//!   and with every page allocated (checked too), no access to a mapping can raise SIGBUS.
+//! - **S2** The bytes of a [`Sealed`] block never change: `F_SEAL_WRITE` cannot be set while a
+//!   writable mapping exists, and no writable one can be made after (fcntl(2)).
+//! - **S3** A [`Shared`] block is written by nobody but its owner, and by that only as a [`Draft`]:
+//!   `F_SEAL_FUTURE_WRITE` leaves the owner's old mapping as the only writable one.
+//! - **S4** Plain `&[u8]` over a [`Foreign`] block is lent only under a [`PeerTrust`].
+//!
+//! # What it does not do
+//!
+//! It sends nothing (`link`, or your own socket) and knows no tensor (`tier-shm`). Linux only, so
+//! far: elsewhere the crate is empty and `tier-shm` refuses with a reason.
+
+#[cfg(target_os = "linux")]
+mod block;
+#[cfg(target_os = "linux")]
+mod headroom;
+#[cfg(target_os = "linux")]
+mod mapping;
+mod trust;
+
+#[cfg(target_os = "linux")]
+pub use block::{Draft, Foreign, Received, Sealed, Shared, receive};
+pub use trust::PeerTrust;
