@@ -1,0 +1,50 @@
+//! The control socket: framed JSON with owned descriptors.
+//!
+//! # The frame
+//!
+//! ```text
+//!   0               4       6                    6 + length
+//!   ├───────────────┼───────┼────────────────────┤
+//!   │ length (u32)  │ count │ JSON, UTF-8        │   big endian
+//!   └───────────────┴───────┴────────────────────┘
+//!   ▲
+//!   all `count` descriptors ride this byte (SCM_RIGHTS, unix(7))
+//! ```
+//!
+//! - `length` is 1 to 64 MiB, `count` at most 253: more is a fault before a byte of it is stored.
+//! - A stream socket keeps descriptors in order but not in step with read(2): the receiver queues
+//!   them and takes the declared number when a frame is complete. A queue that cannot belong to the
+//!   frames at hand is a fault, and so is `MSG_CTRUNC`.
+//! - The end of the stream between frames is [`LinkError::Closed`]; inside one, [`LinkError::Cut`].
+//! - After a fault the link is closed for good and keeps saying why.
+//!
+//! ```
+//! use link::Link;
+//!
+//! let (here, there) = Link::pair()?;
+//! let file = std::fs::File::open("/dev/null")?;
+//! here.send(r#"{"hello":1}"#, &[file.into()], None)?;
+//! let frame = there.receive(None)?;
+//! assert_eq!((frame.json.as_str(), frame.handles.len()), (r#"{"hello":1}"#, 1));
+//!
+//! drop(here);
+//! assert!(matches!(there.receive(None), Err(link::LinkError::Closed)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What it does not do
+//!
+//! It knows no message (`ladder` does) and starts no process (`worker`). Bulk bytes do not belong on
+//! it.
+
+#[cfg(unix)]
+mod error;
+pub mod frame;
+#[cfg(unix)]
+mod socket;
+
+#[cfg(unix)]
+pub use error::LinkError;
+pub use frame::Frame;
+#[cfg(unix)]
+pub use socket::{Link, Traffic};
