@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
+use bytemuck::checked::CheckedCastError;
+use bytemuck::{CheckedBitPattern, NoUninit, PodCastError, Zeroable};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::reason::{Reason, Refusal};
@@ -170,6 +171,30 @@ elements! {
 elements! {
     half::f16 = F16;
     half::bf16 = BF16;
+}
+
+/// Bytes as elements, to write: for those who hold memory.
+///
+/// # Errors
+///
+/// [`Reason::Misaligned`], [`Reason::ShapeMismatch`] where they are no whole number of elements,
+/// [`Reason::InvalidBits`] where they are no values of the type.
+pub fn elements_mut<T: Element>(bytes: &mut [u8]) -> Result<&mut [T], Refusal> {
+    if bytes.is_empty() {
+        return Ok(&mut []);
+    }
+    bytemuck::checked::try_cast_slice_mut(bytes).map_err(|error| cast_reason(error).into())
+}
+
+/// Why bytes are not lent as elements.
+pub(crate) fn cast_reason(error: CheckedCastError) -> Reason {
+    match error {
+        CheckedCastError::PodCastError(PodCastError::TargetAlignmentGreaterAndInputNotAligned) => {
+            Reason::Misaligned
+        }
+        CheckedCastError::PodCastError(_) => Reason::ShapeMismatch,
+        CheckedCastError::InvalidBitPattern => Reason::InvalidBits,
+    }
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ pub use layout::Layout;
 pub use parcel::{
     Handle, LeaseId, Meta, Offer, OfferWire, Parcel, ParcelWire, Receipt, ReceiptWire, RungId,
 };
-pub use reason::{Fault, Reason, Refusal};
+pub use reason::{Fault, Reason, Refusal, Unsendable};
 pub use storage::{Lendable, Memory, Provenance, Storage};
 pub use tensor::{Flags, Tensor};
 pub use traits::{Carrier, Form, Leaf, Lowered, Owner, Packed, Rung, Session, Trust};

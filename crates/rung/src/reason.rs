@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::parcel::RungId;
+
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal, $remedy:expr;)*) => {
         /// Why a rung cannot apply, or what is wrong with something a peer sent.
@@ -198,6 +200,42 @@ impl From<Refusal> for Fault {
             reason: refusal.reason,
             detail: refusal.detail,
         }
+    }
+}
+
+/// A leaf that no rung takes: an error at the sender, before anything is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unsendable {
+    /// Where in the value, as `$.images[3].meta`.
+    pub path: String,
+    /// What it is, as `f32 tensor` or `list`.
+    pub kind: String,
+    /// What each rung that was asked answered, in the order of asking.
+    pub refusals: Vec<(RungId, Refusal)>,
+}
+
+impl Unsendable {
+    /// What a person can do about it: the first remedy among the refusals.
+    #[must_use]
+    pub fn remedy(&self) -> Option<&'static str> {
+        self.refusals
+            .iter()
+            .find_map(|(_, refusal)| refusal.reason().remedy())
+    }
+}
+
+impl std::error::Error for Unsendable {}
+
+impl fmt::Display for Unsendable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no rung takes the {} at {}", self.kind, self.path)?;
+        for (rung, refusal) in &self.refusals {
+            write!(f, "; {rung}: {refusal}")?;
+        }
+        if let Some(remedy) = self.remedy() {
+            write!(f, " ({remedy})")?;
+        }
+        Ok(())
     }
 }
 

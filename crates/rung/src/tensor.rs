@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use bytemuck::checked::CheckedCastError;
-use bytemuck::{PodCastError, Zeroable};
+use bytemuck::Zeroable;
 
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::layout::Layout;
 use crate::reason::{Reason, Refusal};
-use crate::storage::Storage;
+use crate::storage::{Memory, Storage};
 
 /// What else is known of a tensor; carried along, not acted upon.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -315,16 +314,8 @@ impl Tensor {
             .host_bytes()?
             .get(self.layout.span())
             .ok_or(Reason::OutOfBounds)?;
-        bytemuck::checked::try_cast_slice(bytes).map_err(|error| {
-            match error {
-                CheckedCastError::PodCastError(
-                    PodCastError::TargetAlignmentGreaterAndInputNotAligned,
-                ) => Reason::Misaligned,
-                CheckedCastError::PodCastError(_) => Reason::OutOfBounds,
-                CheckedCastError::InvalidBitPattern => Reason::InvalidBits,
-            }
-            .into()
-        })
+        bytemuck::checked::try_cast_slice(bytes)
+            .map_err(|error| crate::dtype::cast_reason(error).into())
     }
 
     /// The elements in C order, copied.
@@ -389,6 +380,29 @@ impl Tensor {
             Ok(())
         } else {
             Err(Reason::OutOfBounds.into())
+        }
+    }
+
+    /// The memory and the layout, if nobody else holds the storage and its memory is an `M`.
+    ///
+    /// # Errors
+    ///
+    /// The tensor, unchanged.
+    pub fn try_into_memory<M: Memory>(self) -> Result<(M, Layout), Self> {
+        let Self {
+            storage,
+            layout,
+            flags,
+        } = self;
+        let taken = Arc::try_unwrap(storage)
+            .and_then(|storage| storage.into_memory::<M>().map_err(Arc::new));
+        match taken {
+            Ok(memory) => Ok((memory, layout)),
+            Err(storage) => Err(Self {
+                storage,
+                layout,
+                flags,
+            }),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Everything that can be sent.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
@@ -60,14 +60,25 @@ impl Value {
 
     /// A set; of equal elements the first stays.
     pub fn set<V: Into<Value>>(items: impl IntoIterator<Item = V>) -> Self {
-        let mut seen = HashMap::new();
-        let mut kept: Vec<Value> = Vec::new();
-        for item in items.into_iter().map(Into::into) {
-            if seen.insert(item.clone(), ()).is_none() {
-                kept.push(item);
-            }
+        let mut seen = HashSet::new();
+        let items = items.into_iter().map(Into::into);
+        Self::Set(
+            items
+                .filter(|item: &Value| seen.insert(item.clone()))
+                .collect(),
+        )
+    }
+
+    /// A set from items that may stand there twice: for decoders, which take that for a fault.
+    ///
+    /// # Errors
+    ///
+    /// The item that stands there twice.
+    pub fn try_set(items: Vec<Value>) -> Result<Self, Value> {
+        match repeated(items.len(), |at| &items[at]) {
+            Some(at) => Err(items[at].clone()),
+            None => Ok(Self::Set(items)),
         }
-        Self::Set(kept)
     }
 
     /// A map; of equal keys the last value stays, in the first one's place.
@@ -197,8 +208,8 @@ impl PartialEq for Value {
             (Self::Bytes(a), Self::Bytes(b)) => a == b,
             (Self::List(a), Self::List(b)) | (Self::Tuple(a), Self::Tuple(b)) => a == b,
             (Self::Set(a), Self::Set(b)) => {
-                let members: HashMap<&Value, ()> = a.iter().map(|item| (item, ())).collect();
-                a.len() == b.len() && b.iter().all(|item| members.contains_key(item))
+                let members: HashSet<&Value> = a.iter().collect();
+                a.len() == b.len() && b.iter().all(|item| members.contains(item))
             }
             (Self::Map(a), Self::Map(b)) => a == b,
             (Self::Tensor(a), Self::Tensor(b)) => a == b,
@@ -294,17 +305,21 @@ impl Map {
     ///
     /// The key that stands there twice.
     pub fn try_from_entries(entries: Vec<(Value, Value)>) -> Result<Self, Value> {
-        // A few keys are compared faster than hashed.
-        let repeated = if entries.len() <= 8 {
-            (1..entries.len()).find(|&at| entries[..at].iter().any(|(k, _)| *k == entries[at].0))
-        } else {
-            let mut seen = HashMap::with_capacity(entries.len());
-            (0..entries.len()).find(|&at| seen.insert(&entries[at].0, ()).is_some())
-        };
-        match repeated {
+        match repeated(entries.len(), |at| &entries[at].0) {
             Some(at) => Err(entries[at].0.clone()),
             None => Ok(Self { entries }),
         }
+    }
+}
+
+/// The first of `count` values that equals an earlier one.
+fn repeated<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
+    // A few values are compared faster than hashed.
+    if count <= 8 {
+        (1..count).find(|&at| (0..at).any(|earlier| value(earlier) == value(at)))
+    } else {
+        let mut seen = HashSet::with_capacity(count);
+        (0..count).find(|&at| !seen.insert(value(at)))
     }
 }
 

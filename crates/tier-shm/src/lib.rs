@@ -1,0 +1,100 @@
+//! Shared host memory as a rung: sealed segments passed by descriptor.
+//!
+//! Works alone, in any protocol that can pass text and file descriptors: see
+//! `examples/07_tier_shm_alone.rs`. Within one process, the whole life of a tensor is:
+//!
+//! ```
+//! # #[cfg(target_os = "linux")] {
+//! use std::collections::VecDeque;
+//! use rung::{DType, Parcel, Rung, Session, Tensor, Trust};
+//! use tier_shm::{Shm, TensorMut};
+//!
+//! // Both sides probe, exchange their offers, and open.
+//! let (mine, theirs) = (Shm.probe()?, Shm.probe()?);
+//! let Session::Carrier(sender) = Shm.open(&mine, &theirs, Trust::none())? else { panic!() };
+//! let Session::Carrier(receiver) = Shm.open(&theirs, &mine, Trust::none())? else { panic!() };
+//!
+//! // Born shared: filled in place, and sent without a copy.
+//! let mut image = TensorMut::new(DType::F32, &[2, 2])?;
+//! image.as_mut_slice::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+//! let image = image.share()?;
+//! let packed = sender.export(image.storage())?;
+//!
+//! // Text and descriptors cross; the receiver checks both against what the kernel says.
+//! let (text, descriptors) = packed.parcel.split()?;
+//! let parcel = Parcel::join(text, &mut VecDeque::from(descriptors))?;
+//! let lease = parcel.lease;
+//! let storage = std::sync::Arc::new(receiver.import(parcel)?);
+//! let received = Tensor::contiguous(storage, DType::F32, &[2, 2])?;
+//! assert_eq!(received.to_vec::<f32>()?, [1.0, 2.0, 3.0, 4.0]);
+//!
+//! // The receiver lets go and says so; then the sender may write the memory again.
+//! drop(received);
+//! sender.released(receiver.receipt(lease));
+//! drop(packed.owner);
+//! let again = TensorMut::reclaim(image).expect("every lease is home");
+//! assert_eq!(again.shape(), [2, 2]);
+//! # }
+//! # Ok::<(), rung::Fault>(())
+//! ```
+//!
+//! # What it does not do
+//!
+//! It has no socket, no pool and no table of leases: whoever sends parcels keeps `Packed::owner`
+//! until the receipt comes. Elsewhere than on Linux it refuses with [`rung::Reason::Platform`].
+
+#[cfg(target_os = "linux")]
+mod carrier;
+#[cfg(target_os = "linux")]
+mod memory;
+
+#[cfg(target_os = "linux")]
+pub use memory::TensorMut;
+pub use segment::PeerTrust;
+
+use rung::{Meta, Offer, Reason, Refusal, Rung, RungId, Session, Trust};
+
+/// The version of what parcels hold.
+const FORMAT: u32 = 1;
+
+/// The rung.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Shm;
+
+impl Rung for Shm {
+    fn id(&self) -> RungId {
+        RungId::SHM
+    }
+
+    /// Makes a segment and seals it, to see that this process can.
+    fn probe(&self) -> Result<Offer, Refusal> {
+        #[cfg(target_os = "linux")]
+        segment::Draft::new(1)?.share()?;
+        if cfg!(not(target_os = "linux")) {
+            return Err(Reason::Platform.into());
+        }
+        let meta =
+            Meta::write(&FORMAT).map_err(|fault| Refusal::new(fault.reason(), fault.detail()))?;
+        Ok(Offer {
+            rung: self.id(),
+            meta,
+            handles: Vec::new(),
+        })
+    }
+
+    fn open(&self, _mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {
+        if peer.meta.read::<u32>() != Ok(FORMAT) {
+            return Err(Refusal::new(
+                Reason::NotOffered,
+                format!("format {}, here {FORMAT}", peer.meta.as_json()),
+            ));
+        }
+        #[cfg(target_os = "linux")]
+        return Ok(Session::Carrier(Box::new(carrier::ShmCarrier::new(trust))));
+        #[cfg(not(target_os = "linux"))]
+        {
+            let _ = trust;
+            Err(Reason::Platform.into())
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Tensors that are born shared, and what a receiver may do with them.
+#![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rung::{Carrier, DType, Parcel, Reason, Rung, Session, Storage, Tensor, Trust};
+use tier_shm::{PeerTrust, Shm, TensorMut};
+
+fn carrier(trust: Trust) -> Box<dyn Carrier> {
+    let (mine, theirs) = (Shm.probe().unwrap(), Shm.probe().unwrap());
+    match Shm.open(&mine, &theirs, trust).unwrap() {
+        Session::Carrier(carrier) => carrier,
+        Session::Form(_) => panic!("shm is a carrier"),
+    }
+}
+
+/// Through text and descriptors, as between processes.
+fn across(tensor: &Tensor, trust: Trust) -> (Tensor, rung::Packed) {
+    let mut packed = carrier(Trust::none()).export(tensor.storage()).unwrap();
+    let handles = std::mem::take(&mut packed.parcel.handles);
+    let whole = Parcel {
+        handles,
+        meta: packed.parcel.meta.clone(),
+        rung: packed.parcel.rung.clone(),
+        ..packed.parcel
+    };
+    let (wire, handles) = whole.split().unwrap();
+    let parcel = Parcel::join(wire, &mut VecDeque::from(handles)).unwrap();
+    let storage = carrier(trust).import(parcel).unwrap();
+    let there = Tensor::contiguous(Arc::new(storage), tensor.dtype(), tensor.shape()).unwrap();
+    (there, packed)
+}
+
+fn numbers() -> TensorMut {
+    let mut tensor = TensorMut::new(DType::U32, &[1000]).unwrap();
+    for (index, element) in tensor.as_mut_slice::<u32>().unwrap().iter_mut().enumerate() {
+        *element = index as u32;
+    }
+    tensor
+}
+
+#[test]
+fn what_its_owner_can_write_is_lent_only_in_trust() {
+    let shared = numbers().share().unwrap();
+    let (there, _packed) = across(&shared, Trust::none());
+    assert_eq!(
+        there.as_slice::<u32>().unwrap_err().reason(),
+        Reason::PeerNotTrusted
+    );
+    assert_eq!(there.to_vec::<u32>().unwrap()[999], 999);
+    assert_eq!(there, shared);
+
+    let token = PeerTrust::same_executable(std::process::id()).unwrap();
+    let (there, _packed) = across(&shared, Trust::carrying(token));
+    assert_eq!(there.as_slice::<u32>().unwrap()[999], 999);
+}
+
+#[test]
+fn what_nobody_can_write_is_lent_to_anyone() {
+    let sealed = numbers().seal().unwrap();
+    assert_eq!(
+        across(&sealed, Trust::none()).0.as_slice::<u32>().unwrap()[999],
+        999
+    );
+    let private = Tensor::from_vec(vec![7u32; 1000], &[1000]).unwrap();
+    let (there, packed) = across(&private, Trust::none());
+    assert_eq!(there.as_slice::<u32>().unwrap(), [7; 1000]);
+    assert_eq!(packed.parcel.copies, 1);
+}
+
+#[test]
+fn memory_is_writable_again_when_every_lease_is_home_and_not_before() {
+    let shared = numbers().share().unwrap();
+    let (there, packed) = across(&shared, Trust::none());
+    // Lent out: the sender still keeps the owner for the receiver's lease.
+    let shared = TensorMut::reclaim(shared).unwrap_err();
+    drop(there);
+    drop(packed.owner);
+    let view = shared.clone();
+    let shared = TensorMut::reclaim(shared).unwrap_err();
+    drop(view);
+    let mut again = TensorMut::reclaim(shared).unwrap();
+    assert_eq!(again.as_mut_slice::<u32>().unwrap()[999], 999);
+    again.as_mut_slice::<u32>().unwrap()[0] = 42;
+    assert_eq!(again.share().unwrap().as_slice::<u32>().unwrap()[0], 42);
+}
+
+#[test]
+fn a_part_of_a_block_is_not_reclaimed_as_the_whole() {
+    let part = numbers().share().unwrap().slice(0, 0, 10).unwrap();
+    assert_eq!(TensorMut::reclaim(part).unwrap_err().shape(), [10]);
+    let private = Tensor::from_vec(vec![1u8], &[1]).unwrap();
+    assert!(TensorMut::reclaim(private).is_err());
+}
+
+#[test]
+fn a_tensor_without_elements_needs_no_memory() {
+    let mut empty = TensorMut::new(DType::F32, &[0, 7]).unwrap();
+    assert!(empty.as_mut_slice::<f32>().unwrap().is_empty());
+    assert_eq!(empty.share().unwrap().shape(), [0, 7]);
+}
+
+#[test]
+fn a_forwarded_block_is_the_same_block() {
+    let sealed = numbers().seal().unwrap();
+    let (there, _packed) = across(&sealed, Trust::none());
+    let (further, packed) = across(&there, Trust::none());
+    assert_eq!(packed.parcel.copies, 0);
+    drop((sealed, there));
+    assert_eq!(further.as_slice::<u32>().unwrap()[999], 999);
+}
+
+#[test]
+fn device_memory_is_refused() {
+    #[derive(Debug)]
+    struct OnDevice;
+    impl rung::Memory for OnDevice {
+        fn len(&self) -> usize {
+            64
+        }
+        fn device(&self) -> rung::Device {
+            rung::Device::Cuda([7; 16])
+        }
+        fn bytes(&self) -> Result<&[u8], rung::Refusal> {
+            Err(Reason::DeviceMemory.into())
+        }
+    }
+    let storage = Arc::new(Storage::new(OnDevice));
+    let refusal = carrier(Trust::none()).export(&storage).unwrap_err();
+    assert_eq!(refusal.reason(), Reason::DeviceMemory);
+}

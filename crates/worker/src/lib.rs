@@ -1,0 +1,55 @@
+//! Spawns, supervises and reaps an isolated process, with a control link to it.
+//!
+//! The link is handed over as the worker's standard input: it has no address that anyone else could
+//! connect to, and no argument or variable that gives it away.
+//!
+//! ```no_run
+//! use worker::Command;
+//!
+//! // In the host:
+//! let (process, link) = Command::new("my-worker").arg("--fast").spawn()?;
+//! link.send(r#"{"hello":"worker"}"#, &[], None)?;
+//! # drop(link);
+//! let exit = process.end(std::time::Duration::from_secs(1));
+//! println!("{exit}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! ```no_run
+//! // In the worker:
+//! if let Some(link) = worker::attach()? {
+//!     let frame = link.receive(None)?;
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Rules
+//!
+//! - **W1** A spawned process is reaped before its [`Process`] is gone: no zombie stays.
+//! - **W2** Its output is drained by a thread that waits for nothing else, so it never blocks on a
+//!   full pipe; what cannot be passed on fast enough is dropped and counted.
+//! - **W3** A worker ends when its host does: [`attach`] watches the host's process, not a signal
+//!   tied to one of the host's threads.
+//!
+//! # What it does not do
+//!
+//! It speaks no protocol over the link (`ladder` does), and confines nothing: a worker has the
+//! rights of its user.
+
+#[cfg(target_os = "linux")]
+mod attach;
+#[cfg(target_os = "linux")]
+mod output;
+#[cfg(target_os = "linux")]
+mod process;
+
+#[cfg(target_os = "linux")]
+pub use attach::{HOST_GONE, attach};
+#[cfg(target_os = "linux")]
+pub use output::Output;
+#[cfg(target_os = "linux")]
+pub use process::{Command, Exit, Process, SpawnError};
+
+/// Names the socket that a worker's standard input is: its inode number, so that a child of the
+/// worker, which inherits the variable but not the socket, is not taken for a worker.
+pub const VARIABLE: &str = "LADDER_WORKER";

@@ -1,0 +1,326 @@
+//! The host's side: a process and its end.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use link::Link;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::VARIABLE;
+use crate::output::{Output, Tail, drain};
+
+/// How long a dropped [`Process`] may take to end by itself.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A program could not be started as a worker.
+#[derive(Debug, thiserror::Error)]
+#[error("the worker {program:?} could not be started: {source}")]
+pub struct SpawnError {
+    /// The program.
+    pub program: OsString,
+    /// Why.
+    pub source: io::Error,
+}
+
+/// What to start.
+#[derive(Debug)]
+pub struct Command {
+    program: OsString,
+    name: Option<OsString>,
+    arguments: Vec<OsString>,
+    variables: Vec<(OsString, OsString)>,
+    output: Output,
+    grace: Duration,
+}
+
+impl Command {
+    /// A program, looked up in `PATH` unless it has a slash.
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        Self {
+            program: program.as_ref().to_owned(),
+            name: None,
+            arguments: Vec::new(),
+            variables: Vec::new(),
+            output: Output::default(),
+            grace: GRACE,
+        }
+    }
+
+    /// This very executable, even if its file was replaced meanwhile.
+    #[must_use]
+    pub fn this_executable() -> Self {
+        let mut command = Self::new("/proc/self/exe");
+        command.name = std::env::args_os().next();
+        command
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.arguments.push(argument.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
+        self.arguments.extend(
+            arguments
+                .into_iter()
+                .map(|argument| argument.as_ref().to_owned()),
+        );
+        self
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.variables
+            .push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Where its standard output and error go, besides the tail kept for errors.
+    #[must_use]
+    pub fn output(mut self, output: Output) -> Self {
+        self.output = output;
+        self
+    }
+
+    /// How long it may take to end by itself when its [`Process`] is dropped, before it is killed:
+    /// 2 seconds unless said otherwise.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Starts it, with one end of a new link as its standard input.
+    ///
+    /// # Errors
+    ///
+    /// Where the program does not exist or cannot be executed, or descriptors or processes ran out.
+    pub fn spawn(self) -> Result<(Process, Link), SpawnError> {
+        let Self {
+            program,
+            name,
+            arguments,
+            variables,
+            output,
+            grace,
+        } = self;
+        let failed = |source: io::Error| SpawnError {
+            program: program.clone(),
+            source,
+        };
+        let (link, socket) =
+            Link::pair_with_socket().map_err(|error| failed(io::Error::other(error)))?;
+        let inode = std::fs::File::from(socket.try_clone().map_err(failed)?)
+            .metadata()
+            .map_err(failed)?
+            .ino();
+        let (reader, writer) = io::pipe().map_err(failed)?;
+        let mut command = std::process::Command::new(&program);
+        command
+            .args(arguments)
+            .envs(variables)
+            .env(VARIABLE, inode.to_string())
+            .stdin(Stdio::from(socket))
+            .stdout(Stdio::from(writer.try_clone().map_err(failed)?))
+            .stderr(Stdio::from(writer));
+        if let Some(name) = name {
+            command.arg0(name);
+        }
+        let mut child = command.spawn().map_err(failed)?;
+        // The command still holds the worker's ends; with them open, no end of stream would come.
+        drop(command);
+        match supervise(&child, reader, output) {
+            Ok((pidfd, watched, tail, drainer)) => {
+                let process = Process {
+                    pid: child.id(),
+                    pidfd,
+                    inner: Mutex::new(Inner {
+                        child,
+                        drainer: Some(drainer),
+                        exit: None,
+                    }),
+                    tail,
+                    grace,
+                };
+                Ok((process, link.watching(watched)))
+            }
+            Err(error) => {
+                // W1, also for a process that cannot be watched.
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(failed(error))
+            }
+        }
+    }
+}
+
+type Supervised = (OwnedFd, OwnedFd, Tail, JoinHandle<()>);
+
+fn supervise(child: &Child, reader: io::PipeReader, output: Output) -> io::Result<Supervised> {
+    // The child is not reaped, so the number is still its own.
+    let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let (watched, drained) = (pidfd.try_clone()?, pidfd.try_clone()?);
+    let tail = Tail::default();
+    let kept = tail.clone();
+    let drainer = std::thread::Builder::new()
+        .name("worker-drain".into())
+        .spawn(move || drain(reader, &drained, &kept, output))?;
+    Ok((pidfd, watched, tail, drainer))
+}
+
+/// A started process; ended and reaped when dropped (W1).
+///
+/// Dropping waits up to the [`Command::grace`] for it to end by itself (its link should be closed
+/// by then), and then kills it.
+#[derive(Debug)]
+pub struct Process {
+    pid: u32,
+    pidfd: OwnedFd,
+    inner: Mutex<Inner>,
+    tail: Tail,
+    grace: Duration,
+}
+
+#[derive(Debug)]
+struct Inner {
+    child: Child,
+    drainer: Option<JoinHandle<()>>,
+    exit: Option<Exit>,
+}
+
+impl Process {
+    /// Its process id; its own until this value is dropped or has reaped it.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether it still runs.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.wait(Duration::ZERO).is_none()
+    }
+
+    /// Waits up to `limit` until it has exited, and reaps it.
+    pub fn wait(&self, limit: Duration) -> Option<Exit> {
+        if let Some(exit) = &self.inner().exit {
+            return Some(exit.clone());
+        }
+        exited(&self.pidfd, limit).then(|| self.reap())
+    }
+
+    /// Kills it (SIGKILL) and reaps it.
+    pub fn kill(&self) -> Exit {
+        // It fails only for a process that is reaped already, and then there is nothing to do.
+        let _ = self.inner().child.kill();
+        self.reap()
+    }
+
+    /// Waits up to `grace` for it to end by itself, then kills it.
+    pub fn end(&self, grace: Duration) -> Exit {
+        self.wait(grace).unwrap_or_else(|| self.kill())
+    }
+
+    /// The last lines that it wrote so far.
+    #[must_use]
+    pub fn last_lines(&self) -> Vec<String> {
+        self.tail.lines()
+    }
+
+    fn reap(&self) -> Exit {
+        let mut inner = self.inner();
+        if let Some(exit) = &inner.exit {
+            return exit.clone();
+        }
+        // It has exited or is being killed, so this does not wait long. Only a process that somebody
+        // else reaped has no status; the kernel's zero is then as good as any.
+        let status = inner
+            .child
+            .wait()
+            .unwrap_or_else(|_| ExitStatus::from_raw(0));
+        if let Some(drainer) = inner.drainer.take() {
+            // The drainer ends with the process; its panic would have nothing to add.
+            let _ = drainer.join();
+        }
+        let exit = Exit {
+            status,
+            last_lines: self.tail.lines(),
+        };
+        inner.exit = Some(exit.clone());
+        exit
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for Process {
+    /// Its pidfd.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let exit = self.end(self.grace);
+        tracing::debug!(pid = self.pid, "{exit}");
+    }
+}
+
+/// Waits up to `limit` for a process to exit.
+fn exited(pidfd: &OwnedFd, limit: Duration) -> bool {
+    let end = Instant::now().checked_add(limit);
+    loop {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], timeout.as_ref()) {
+            Ok(ready) => return ready > 0,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// How a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// Its status, or the signal that killed it.
+    pub status: ExitStatus,
+    /// The last lines that it wrote on its standard output and error.
+    pub last_lines: Vec<String>,
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.status.code(), self.status.signal()) {
+            (Some(code), _) => write!(f, "the worker exited with status {code}")?,
+            (None, Some(signal)) => write!(f, "the worker was killed by signal {signal}")?,
+            (None, None) => write!(f, "the worker ended: {}", self.status)?,
+        }
+        if let Some(last) = self
+            .last_lines
+            .iter()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+        {
+            write!(f, "; its last words: {}", last.trim())?;
+        }
+        Ok(())
+    }
+}

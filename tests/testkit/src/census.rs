@@ -1,0 +1,97 @@
+//! What a process holds: taken before and after, to see that nothing is left behind.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// Descriptors, child processes, mapped segments and named segments at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Census {
+    /// Open descriptors of this process, by what they are.
+    pub descriptors: BTreeMap<String, usize>,
+    /// Children of this process, zombies included.
+    pub children: usize,
+    /// Mappings of anonymous segments in this process.
+    pub mappings: usize,
+    /// Entries of `/dev/shm`.
+    pub named_segments: usize,
+}
+
+impl Census {
+    /// Counts now.
+    #[must_use]
+    pub fn take() -> Self {
+        Self {
+            descriptors: descriptors("self"),
+            children: children(),
+            mappings: fs::read_to_string("/proc/self/maps")
+                .unwrap_or_default()
+                .lines()
+                .filter(|line| line.contains("/memfd:"))
+                .count(),
+            named_segments: fs::read_dir("/dev/shm").map_or(0, Iterator::count),
+        }
+    }
+
+    /// Waits until the counts are these again: other threads may still be closing what they had.
+    ///
+    /// # Errors
+    ///
+    /// The difference, once 5 seconds have passed.
+    pub fn settle(&self) -> Result<(), String> {
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            let now = Self::take();
+            if now == *self {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                return Err(format!("left behind: before {self:?}, after {now:?}"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Open descriptors of a process, by what they are, numbers left out.
+#[must_use]
+pub fn descriptors(process: &str) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{process}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let Ok(target) = fs::read_link(entry.path()) else {
+            continue;
+        };
+        let target = target.to_string_lossy().into_owned();
+        // The directory that is being read is a descriptor too.
+        if target.contains("/fd") && target.starts_with("/proc/") {
+            continue;
+        }
+        let kind = target
+            .split(['[', ' '])
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        *counts.entry(kind).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn children() -> usize {
+    let me = std::process::id().to_string();
+    let parent_of = |stat: String| {
+        // pid (comm) state ppid …; comm may hold anything but the last parenthesis ends it.
+        let after = stat.rsplit_once(") ")?.1.to_owned();
+        after.split(' ').nth(1).map(str::to_owned)
+    };
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok())
+        .filter(|stat| parent_of(stat.clone()).as_deref() == Some(&me))
+        .count()
+}

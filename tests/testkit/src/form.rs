@@ -1,0 +1,210 @@
+//! The conformance suite of forms: plain values, two processes, both directions.
+
+use std::process::ExitCode;
+
+use libtest_mimic::Trial;
+use link::Link;
+use rung::{Form, Leaf, Lowered, Map, Meta, Offer, OfferWire, Reason, Rung, Session, Trust, Value};
+
+use crate::peer::{self, Peer};
+use crate::{run, trial};
+
+/// A rung that is a form of plain values.
+#[derive(Debug, Clone, Copy)]
+pub struct Suite {
+    /// The rung.
+    pub rung: fn() -> Box<dyn Rung>,
+}
+
+type Outcome<T = ()> = Result<T, String>;
+
+/// Every primitive and every small container.
+fn cases() -> Vec<(&'static str, Value)> {
+    let float = |bits: u64| Value::from(f64::from_bits(bits));
+    let deep = (0..100).fold(Value::Null, |inner, _| Value::list([inner]));
+    vec![
+        ("null", Value::Null),
+        ("true", Value::from(true)),
+        ("false", Value::from(false)),
+        ("zero", Value::from(0)),
+        ("i64_min", Value::from(i64::MIN)),
+        ("i64_max", Value::from(i64::MAX)),
+        ("u64_max", Value::from(u64::MAX)),
+        ("i128_min", Value::from(i128::MIN)),
+        ("u128_max", Value::from(u128::MAX)),
+        ("one_as_a_float", Value::from(1.0)),
+        ("minus_zero", Value::from(-0.0)),
+        ("subnormal", Value::from(5e-324)),
+        ("largest_double", Value::from(f64::MAX)),
+        (
+            "infinities",
+            Value::list([f64::INFINITY, f64::NEG_INFINITY]),
+        ),
+        (
+            "nan_payloads",
+            Value::list([float(0x7ff8_dead_beef_0001), float(0xfff0_0000_0000_0001)]),
+        ),
+        ("empty_string", Value::from("")),
+        ("string", Value::from("naïve 火箭 \u{0} \" \\ \u{1f680}")),
+        ("no_bytes", Value::bytes(Vec::new())),
+        (
+            "bytes_that_are_no_text",
+            Value::bytes(vec![0, 0xff, 0xfe, b'"']),
+        ),
+        ("empty_list", Value::List(vec![])),
+        ("empty_tuple", Value::Tuple(vec![])),
+        ("empty_set", Value::Set(vec![])),
+        ("empty_map", Value::Map(Map::new())),
+        (
+            "list",
+            Value::list([Value::Null, Value::from(1), Value::from("x")]),
+        ),
+        (
+            "tuple_in_tuple",
+            Value::tuple([Value::tuple([1]), Value::from("a")]),
+        ),
+        ("set", Value::set([3, 1, 2])),
+        ("map_with_string_keys", Value::map([("a", 1), ("", 2)])),
+        (
+            "map_with_the_wires_own_words",
+            Value::map([("$t", 1), ("$", 2), ("$$m", 3), ("a", 4)]),
+        ),
+        (
+            "map_with_other_keys",
+            Value::map([(Value::from(7), 1), (Value::Null, 2)]),
+        ),
+        (
+            "map_with_a_map_for_a_key",
+            Value::map([(Value::map([("k", 1)]), Value::tuple([2]))]),
+        ),
+        ("hundred_levels", deep),
+    ]
+}
+
+fn open(suite: &Suite, link: &Link) -> Outcome<Box<dyn Form>> {
+    let rung = (suite.rung)();
+    let offer = rung.probe().map_err(|refusal| refusal.to_string())?;
+    let copy = Offer {
+        rung: offer.rung.clone(),
+        meta: offer.meta.clone(),
+        handles: Vec::new(),
+    };
+    let (wire, _) = copy.split().map_err(|fault| fault.to_string())?;
+    say(
+        link,
+        &serde_json::to_string(&wire).map_err(|error| error.to_string())?,
+    )?;
+    let wire: OfferWire = serde_json::from_str(&hear(link)?).map_err(|error| error.to_string())?;
+    let theirs = Offer::join(wire, &mut Default::default()).map_err(|fault| fault.to_string())?;
+    match rung.open(&offer, &theirs, Trust::none()) {
+        Ok(Session::Form(form)) => Ok(form),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+fn say(link: &Link, json: &str) -> Outcome {
+    link.send(json, &[], None)
+        .map_err(|error| error.to_string())
+}
+
+fn hear(link: &Link) -> Outcome<String> {
+    link.receive(None)
+        .map(|frame| frame.json)
+        .map_err(|error| error.to_string())
+}
+
+fn lower(form: &dyn Form, value: &Value) -> Outcome<String> {
+    let lowered = form
+        .lower(Leaf::Plain(value))
+        .map_err(|refusal| refusal.to_string())?;
+    if !lowered.storages.is_empty() {
+        return Err("this suite moves no storages".into());
+    }
+    Ok(lowered.meta.as_json().to_owned())
+}
+
+fn raise(form: &dyn Form, json: String) -> Outcome<Value> {
+    let meta = Meta::from_json(json).map_err(|fault| fault.to_string())?;
+    form.raise(Lowered {
+        meta,
+        storages: Vec::new(),
+    })
+    .map_err(|fault| fault.to_string())
+}
+
+/// The other process: raises what comes and lowers it again. A name instead asks for that case.
+fn serve(suite: &Suite, link: &Link) -> Outcome {
+    let form = open(suite, link)?;
+    while let Ok(command) = hear(link) {
+        let value = match command.strip_prefix("make ") {
+            Some(case) => find(case)?,
+            None => raise(&*form, command)?,
+        };
+        say(link, &lower(&*form, &value)?)?;
+    }
+    Ok(())
+}
+
+fn find(case: &str) -> Outcome<Value> {
+    let known = cases().into_iter().find(|(name, _)| *name == case);
+    known
+        .map(|(_, value)| value)
+        .ok_or_else(|| "no such case".into())
+}
+
+fn exchange(suite: Suite, case: &str, ask: bool) -> Outcome {
+    let peer = Peer::start("form").map_err(|error| error.to_string())?;
+    let form = open(&suite, &peer.link)?;
+    let value = find(case)?;
+    let request = if ask {
+        format!("make {case}")
+    } else {
+        lower(&*form, &value)?
+    };
+    say(&peer.link, &request)?;
+    let back = raise(&*form, hear(&peer.link)?)?;
+    if back == value {
+        Ok(())
+    } else {
+        Err(format!("{back:?} came back"))
+    }
+}
+
+fn garbage(suite: &Suite) -> Outcome {
+    let rung = (suite.rung)();
+    let offer = rung.probe().map_err(|refusal| refusal.to_string())?;
+    let Ok(Session::Form(form)) = rung.open(&offer, &offer, Trust::none()) else {
+        return Err("not a form".into());
+    };
+    let meta =
+        Meta::from_json(r#"{"$no such tag":0}"#.into()).map_err(|fault| fault.to_string())?;
+    match form.raise(Lowered {
+        meta,
+        storages: Vec::new(),
+    }) {
+        Err(fault) if matches!(fault.reason(), Reason::UnknownTag | Reason::BadMetadata) => Ok(()),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+/// Runs the suite; the `main` of a test binary with `harness = false`.
+#[must_use]
+pub fn main(suite: &'static Suite, more: Vec<Trial>) -> ExitCode {
+    if let Some((_, link)) = peer::role() {
+        return match serve(suite, &link) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    let mut trials = more;
+    for (case, _) in cases() {
+        trials.push(trial(format!("to_peer::{case}"), move || {
+            exchange(*suite, case, false)
+        }));
+        trials.push(trial(format!("from_peer::{case}"), move || {
+            exchange(*suite, case, true)
+        }));
+    }
+    trials.push(trial("unknown_metadata_is_a_fault", || garbage(suite)));
+    run(trials)
+}

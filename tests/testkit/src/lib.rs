@@ -1,0 +1,34 @@
+//! What the tests share; nothing here ships, and nothing here names a tier.
+//!
+//! - [`peer`]: the other process of a test is the test binary itself, started again.
+//! - [`carrier`], [`form`]: one conformance suite for each kind of rung, in three lines a rung.
+//! - [`census`]: descriptors, processes and segments before and after.
+//! - [`values`]: arbitrary values for property tests.
+//! - [`watchdog`]: a hung test is aborted, under plain `cargo test` too.
+//!
+//! Suites that need a second process are binaries with `harness = false`: their `main` first asks
+//! [`peer::role`] whether it is that second process.
+
+pub mod carrier;
+pub mod census;
+pub mod form;
+pub mod peer;
+pub mod trial;
+pub mod values;
+pub mod watchdog;
+
+pub use trial::{run, run_serially, trial};
+pub use watchdog::Watchdog;
+
+/// The SHA-256 of some bytes, in hex.
+#[must_use]
+pub fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest;
+    use std::fmt::Write;
+    sha2::Sha256::digest(bytes)
+        .iter()
+        .fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
+}
