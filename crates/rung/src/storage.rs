@@ -57,6 +57,33 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Hands out all bytes from first to last, in as many pieces as it likes: how private memory is
+    /// copied once, wherever its parts are.
+    ///
+    /// # Errors
+    ///
+    /// What `piece` answers, or a refusal where the CPU cannot read the memory.
+    fn for_each_piece(
+        &self,
+        piece: &mut dyn FnMut(&[u8]) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        match self.bytes() {
+            Ok(bytes) => piece(bytes),
+            Err(refusal) if refusal.reason() == Reason::PeerNotTrusted => {
+                let mut copy = vec![0; self.len().min(1 << 20)];
+                let mut at = 0;
+                while at < self.len() {
+                    let some = copy.len().min(self.len() - at);
+                    self.read_at(at, &mut copy[..some])?;
+                    piece(&copy[..some])?;
+                    at += some;
+                }
+                Ok(())
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+
     /// Whether it can be sent to another process as it is, without a copy.
     fn is_shared(&self) -> bool {
         false

@@ -490,6 +490,14 @@ pub enum Step<'a> {
     Index(usize),
 }
 
+impl<'a> Step<'a> {
+    /// To an entry of a map: by its key where that is a string, else by its position.
+    #[must_use]
+    pub fn of_entry(key: &'a Value, index: usize) -> Self {
+        key.as_str().map_or(Self::Index(index), Self::Key)
+    }
+}
+
 /// The place of a leaf in a value, as a chain of steps on the stack: printed as `$.images[3].meta`.
 #[derive(Debug, Clone, Copy)]
 pub struct Path<'a> {

@@ -284,25 +284,43 @@ impl Block {
 pub struct Sealed(Block);
 
 impl Sealed {
-    /// A new block with these contents: one copy, by pwrite(2), which saves both the mapping and
-    /// the zeroing of pages that are overwritten at once.
+    /// A new block with these contents: one copy.
     ///
     /// # Errors
     ///
     /// As [`Draft::new`].
     pub fn copy_from(bytes: &[u8]) -> Result<Self, Refusal> {
-        nonzero(bytes.len())?;
-        headroom::check(bytes.len())?;
-        let file = new_file()?;
-        file.write_all_at(bytes, 0)
-            .map_err(|error| refused_io(&error, "writing shared memory"))?;
+        Self::build(bytes.len(), |filling| filling.write(bytes))
+    }
+
+    /// A new block of `len` bytes, filled from first to last by pwrite(2), which saves both the
+    /// mapping and the zeroing of pages that are overwritten at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Draft::new`], what `fill` answers, and [`Reason::ShapeMismatch`] where it wrote another
+    /// number of bytes.
+    pub fn build(
+        len: usize,
+        fill: impl FnOnce(&mut Filling) -> Result<(), Refusal>,
+    ) -> Result<Self, Refusal> {
+        nonzero(len)?;
+        headroom::check(len)?;
+        let mut filling = Filling {
+            file: new_file()?,
+            len,
+            written: 0,
+            waiting: Vec::new(),
+        };
+        fill(&mut filling)?;
+        let file = filling.finish()?;
         add_seals(
             &file,
             SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL,
         )?;
         Ok(Self(Block {
             file,
-            len: bytes.len(),
+            len,
             reader: OnceLock::new(),
         }))
     }
@@ -344,6 +362,74 @@ impl Sealed {
     /// [`Reason::NoDescriptors`].
     pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
         duplicate(&self.0.file)
+    }
+}
+
+/// Small pieces are gathered up to this size: a system call a row of a narrow view would cost more
+/// than the copy.
+const GATHER: usize = 256 << 10;
+
+/// A block that is being filled.
+#[derive(Debug)]
+pub struct Filling {
+    file: File,
+    len: usize,
+    /// Bytes in the file; `waiting` comes after them.
+    written: usize,
+    waiting: Vec<u8>,
+}
+
+impl Filling {
+    /// Appends bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::ShapeMismatch`] past the block's length, [`Reason::NoMemory`], [`Reason::System`].
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        let end = (self.written + self.waiting.len()).checked_add(bytes.len());
+        if end.is_none_or(|end| end > self.len) {
+            return Err(Refusal::new(
+                Reason::ShapeMismatch,
+                format!("more than the {} bytes of the block", self.len),
+            ));
+        }
+        if self.waiting.len() + bytes.len() <= GATHER {
+            self.waiting.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.flush()?;
+        if bytes.len() <= GATHER / 2 {
+            self.waiting.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.put(bytes)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        self.file
+            .write_all_at(bytes, self.written as u64)
+            .map_err(|error| refused_io(&error, "writing shared memory"))?;
+        self.written += bytes.len();
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Refusal> {
+        let waiting = std::mem::take(&mut self.waiting);
+        self.put(&waiting)?;
+        self.waiting = waiting;
+        self.waiting.clear();
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<File, Refusal> {
+        self.flush()?;
+        if self.written != self.len {
+            return Err(Refusal::new(
+                Reason::ShapeMismatch,
+                format!("{} bytes written to a block of {}", self.written, self.len),
+            ));
+        }
+        Ok(self.file)
     }
 }
 
@@ -493,6 +579,34 @@ mod tests {
             panic!("not seen as sealed")
         };
         assert_eq!(received.bytes().unwrap()[4998..], [0, 7]);
+    }
+
+    #[test]
+    fn a_block_is_filled_from_pieces_of_any_size() {
+        let sizes = [
+            1,
+            100,
+            GATHER - 1,
+            GATHER,
+            GATHER + 1,
+            7,
+            3 * GATHER,
+            GATHER / 2,
+            1,
+        ];
+        let pieces: Vec<Vec<u8>> = sizes
+            .iter()
+            .enumerate()
+            .map(|(index, &size)| vec![index as u8 + 1; size])
+            .collect();
+        let whole = pieces.concat();
+        let fill = |filling: &mut Filling| pieces.iter().try_for_each(|piece| filling.write(piece));
+        let sealed = Sealed::build(whole.len(), fill).unwrap();
+        assert!(sealed.bytes().unwrap() == whole);
+        for wrong in [whole.len() - 1, whole.len() + 1] {
+            let refusal = Sealed::build(wrong, fill).unwrap_err();
+            assert_eq!(refusal.reason(), Reason::ShapeMismatch);
+        }
     }
 
     #[test]

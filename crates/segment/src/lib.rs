@@ -52,5 +52,5 @@ mod mapping;
 mod trust;
 
 #[cfg(target_os = "linux")]
-pub use block::{Draft, Foreign, Received, Sealed, Shared, receive};
+pub use block::{Draft, Filling, Foreign, Received, Sealed, Shared, receive};
 pub use trust::PeerTrust;

@@ -49,12 +49,47 @@ pub trait Splice {
 
 /// Reads what the codec does not.
 pub trait Unsplice {
-    /// Reads the content of a tag that the codec does not know; `depth` is that of the value.
+    /// Reads the content of a tag that the codec does not know, at this place of the value.
     ///
     /// # Errors
     ///
     /// [`Reason::UnknownTag`], or whatever is wrong with the content.
-    fn unsplice(&mut self, tag: &str, content: &RawValue, depth: usize) -> Result<Value, Fault>;
+    fn unsplice(&mut self, tag: &str, content: &RawValue, node: Node) -> Result<Value, Fault>;
+}
+
+/// A place in a value that is being read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node {
+    /// Its number, counted from 0 as [`nodes`] counts.
+    pub number: usize,
+    /// Its depth, from 1.
+    pub depth: usize,
+}
+
+/// How many values a value consists of: itself, its items, and of a map the values, with their keys
+/// where [`has_plain_keys`] does not hold.
+#[must_use]
+pub fn nodes(value: &Value) -> usize {
+    1 + match value {
+        Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
+            items.iter().map(nodes).sum()
+        }
+        Value::Map(map) if has_plain_keys(map) => map.iter().map(|(_, item)| nodes(item)).sum(),
+        Value::Map(map) => map.iter().map(|(key, item)| nodes(key) + nodes(item)).sum(),
+        _ => 0,
+    }
+}
+
+/// Whether a map is an object in the JSON: its keys are strings, none of them long.
+#[must_use]
+pub fn has_plain_keys(map: &Map) -> bool {
+    map.iter().all(is_plain_entry)
+}
+
+fn is_plain_entry((key, _): &(Value, Value)) -> bool {
+    // A long key would be bulk in the JSON; as a value of its own it is treated like any string.
+    key.as_str()
+        .is_some_and(|key| key.len() <= limits::INLINE_TEXT)
 }
 
 /// Splices nothing: plain values alone.
@@ -68,7 +103,7 @@ impl Splice for Plain {
 }
 
 impl Unsplice for Plain {
-    fn unsplice(&mut self, tag: &str, _: &RawValue, _: usize) -> Result<Value, Fault> {
+    fn unsplice(&mut self, tag: &str, _: &RawValue, _: Node) -> Result<Value, Fault> {
         Err(unknown_tag(tag))
     }
 }
@@ -191,11 +226,7 @@ impl Encoder<'_> {
         self.out.push_str("{\"$m\":[");
         for (index, (key, value)) in map.iter().enumerate() {
             self.out.push_str(if index > 0 { ",[" } else { "[" });
-            let step = match key {
-                Value::Str(text) => Step::Key(text),
-                _ => Step::Index(index),
-            };
-            let entry = path.then(step);
+            let entry = path.then(Step::of_entry(key, index));
             self.value(key, &entry, depth + 1)?;
             self.out.push(',');
             self.value(value, &entry, depth + 1)?;
@@ -247,25 +278,17 @@ fn refused(value: &Value, path: &Path<'_>, refusal: Refusal) -> Unsendable {
 /// [`Reason::BadMetadata`] for what the grammar does not have, [`Reason::TooDeep`],
 /// [`Reason::OverCap`], and whatever the [`Unsplice`] answers.
 pub fn decode(json: &str, unsplice: &mut dyn Unsplice) -> Result<Value, Fault> {
-    decode_at(json, unsplice, 1)
-}
-
-/// As [`decode`], for a part of a value that begins at this depth.
-///
-/// # Errors
-///
-/// As [`decode`].
-pub fn decode_at(json: &str, unsplice: &mut dyn Unsplice, depth: usize) -> Result<Value, Fault> {
     let mut context = Context {
         unsplice,
         fault: None,
+        nodes: 0,
     };
     let mut deserializer = serde_json::Deserializer::from_str(json);
     // Our own count takes its place: at three brackets a value at most, 128 values are 384 brackets.
     deserializer.disable_recursion_limit();
     let value = Seed {
         context: &mut context,
-        depth,
+        depth: 1,
     }
     .deserialize(&mut deserializer)
     .and_then(|value| deserializer.end().map(|()| value));
@@ -280,6 +303,8 @@ struct Context<'u> {
     unsplice: &'u mut dyn Unsplice,
     /// The fault behind the error that serde carries as text.
     fault: Option<Fault>,
+    /// Values begun so far.
+    nodes: usize,
 }
 
 impl Context<'_> {
@@ -308,6 +333,7 @@ impl<'de> DeserializeSeed<'de> for Seed<'_, '_> {
             let detail = format!("at most {}", limits::VALUE_DEPTH);
             return Err(self.context.fail(Fault::new(Reason::TooDeep, detail)));
         }
+        self.context.nodes += 1;
         deserializer.deserialize_any(self)
     }
 }
@@ -468,7 +494,11 @@ fn tagged<'de, A: MapAccess<'de>>(
         }
         other => {
             let content = map.next_value::<&RawValue>()?;
-            let value = context.unsplice.unsplice(other, content, depth);
+            let node = Node {
+                number: context.nodes - 1,
+                depth,
+            };
+            let value = context.unsplice.unsplice(other, content, node);
             value.map_err(|fault| context.fail(fault))
         }
     }
@@ -531,10 +561,7 @@ impl<'de> Visitor<'de> for Entries<'_, '_> {
             }
         }
         // What has string keys alone is an object: one way to write each value.
-        let is_plain = |(key, _): &(Value, Value)| {
-            key.as_str().is_some_and(|k| k.len() <= limits::INLINE_TEXT)
-        };
-        if entries.iter().all(is_plain) {
+        if entries.iter().all(is_plain_entry) {
             return Err(A::Error::custom("a map with string keys under $m"));
         }
         Ok(entries)

@@ -44,7 +44,11 @@ impl Carrier for ShmCarrier {
             } else {
                 // Private memory: one copy into a block that is sealed for good, so that the
                 // receiver needs to trust nobody.
-                let block = Sealed::copy_from(&storage.read(0..storage.len())?)?;
+                let block = Sealed::build(storage.len(), |filling| {
+                    storage
+                        .memory()
+                        .for_each_piece(&mut |piece| filling.write(piece))
+                })?;
                 (block.descriptor()?, Box::new(block), 1)
             };
         let meta =

@@ -147,6 +147,7 @@ impl Command {
             Ok((pidfd, watched, tail, drainer)) => {
                 let process = Process {
                     pid: child.id(),
+                    host: std::process::id(),
                     pidfd,
                     inner: Mutex::new(Inner {
                         child,
@@ -189,6 +190,7 @@ fn supervise(child: &Child, reader: io::PipeReader, output: Output) -> io::Resul
 #[derive(Debug)]
 pub struct Process {
     pid: u32,
+    host: u32,
     pidfd: OwnedFd,
     inner: Mutex<Inner>,
     tail: Tail,
@@ -278,6 +280,10 @@ impl AsFd for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        if self.host != std::process::id() {
+            // A fork of the host: the worker is not its child (L9).
+            return;
+        }
         let exit = self.end(self.grace);
         tracing::debug!(pid = self.pid, "{exit}");
     }

@@ -2,6 +2,7 @@
 //!
 //! - [`peer`]: the other process of a test is the test binary itself, started again.
 //! - [`carrier`], [`form`]: one conformance suite for each kind of rung, in three lines a rung.
+//! - [`hostile`]: workers that misbehave.
 //! - [`census`]: descriptors, processes and segments before and after.
 //! - [`values`]: arbitrary values for property tests.
 //! - [`watchdog`]: a hung test is aborted, under plain `cargo test` too.
@@ -12,6 +13,7 @@
 pub mod carrier;
 pub mod census;
 pub mod form;
+pub mod hostile;
 pub mod peer;
 pub mod trial;
 pub mod values;

@@ -1,0 +1,117 @@
+//! What a worker does with calls.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use rung::Value;
+
+/// Why a handler gives no result; it becomes the caller's error, and the worker lives on.
+///
+/// Made from any error, so that `?` works in handlers; or with a code that the caller can match.
+#[derive(Debug)]
+pub struct Failure {
+    pub(crate) code: String,
+    pub(crate) text: String,
+}
+
+impl Failure {
+    /// With a code of the application's own.
+    #[must_use]
+    pub fn new(code: impl Into<String>, text: impl Into<String>) -> Self {
+        Self {
+            code: code.into(),
+            text: text.into(),
+        }
+    }
+
+    /// There is no such method.
+    #[must_use]
+    pub fn unknown_method(method: &str) -> Self {
+        Self::new(
+            "unknown-method",
+            format!("the worker has no method {method:?}"),
+        )
+    }
+}
+
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error = error.into();
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text = format!("{text}: {cause}");
+            source = cause.source();
+        }
+        Self::new("handler-failed", text)
+    }
+}
+
+/// Answers calls: a closure, or [`Methods`].
+pub trait Handler {
+    /// Answers one call.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the caller should hear.
+    fn call(&self, method: &str, argument: Value) -> Result<Value, Failure>;
+}
+
+impl<F: Fn(&str, Value) -> Result<Value, Failure>> Handler for F {
+    fn call(&self, method: &str, argument: Value) -> Result<Value, Failure> {
+        self(method, argument)
+    }
+}
+
+type Method = Box<dyn Fn(Value) -> Result<Value, Failure> + Send + Sync>;
+
+/// Handlers by name; any other name is an error that names it.
+///
+/// ```
+/// use ladder::{Handler, Methods, Value};
+///
+/// let methods = Methods::new()
+///     .on("echo", Ok)
+///     .on("count", |value| Ok(Value::from(value.items().map_or(0, <[Value]>::len))));
+/// assert_eq!(methods.call("count", Value::list([1, 2, 3])).unwrap(), Value::from(3));
+/// ```
+#[derive(Default)]
+pub struct Methods {
+    by_name: HashMap<String, Method>,
+}
+
+impl Methods {
+    /// With none yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds one; the last one of a name counts.
+    #[must_use]
+    pub fn on(
+        mut self,
+        name: impl Into<String>,
+        method: impl Fn(Value) -> Result<Value, Failure> + Send + Sync + 'static,
+    ) -> Self {
+        self.by_name.insert(name.into(), Box::new(method));
+        self
+    }
+}
+
+impl Handler for Methods {
+    fn call(&self, method: &str, argument: Value) -> Result<Value, Failure> {
+        match self.by_name.get(method) {
+            Some(known) => known(argument),
+            None => Err(Failure::unknown_method(method)),
+        }
+    }
+}
+
+impl fmt::Debug for Methods {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut names: Vec<&String> = self.by_name.keys().collect();
+        names.sort();
+        f.debug_tuple("Methods").field(&names).finish()
+    }
+}

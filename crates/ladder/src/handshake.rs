@@ -1,0 +1,116 @@
+//! From a link to a channel: versions and offers.
+//!
+//! Both sides send their hello at once and then read the other's, so neither waits for the other to
+//! begin. What is opened follows purely from both offers, so both sides come to the same answer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use link::{Link, LinkError};
+use rung::{Fault, Handle, Offer, Reason, RungId, Trust};
+use worker::Process;
+
+use crate::core::Core;
+use crate::error::{ConnectError, Ended};
+use crate::ladder::Ladder;
+use crate::wire::{self, Hello, Message, Role, VERSION};
+
+/// Lowest and highest version that this build speaks.
+const SPOKEN: [u32; 2] = [VERSION, VERSION];
+
+/// How long a dead worker may take to be seen dead, for a better error.
+const POST_MORTEM: Duration = Duration::from_secs(1);
+
+/// What a process did, after its link has ended.
+pub(crate) fn post_mortem(process: Option<&Arc<Process>>) -> Option<worker::Exit> {
+    process.and_then(|process| process.wait(POST_MORTEM))
+}
+
+/// Exchanges hellos over a link and opens the rungs that both sides offer.
+pub(crate) fn shake(
+    link: Link,
+    role: Role,
+    ladder: &Ladder,
+    trust: &Trust,
+    limit: Duration,
+    process: Option<Arc<Process>>,
+) -> Result<Core, ConnectError> {
+    let deadline = Instant::now().checked_add(limit);
+    let failed = |error: LinkError| match error {
+        LinkError::Deadline => ConnectError::Deadline(limit),
+        other => ConnectError::Ended(other.into(), post_mortem(process.as_ref())),
+    };
+    let broken = |fault| ConnectError::Ended(Ended::Broken(fault), post_mortem(process.as_ref()));
+
+    let offers = ladder.probe();
+    let (json, handles) = hello(role, &offers).map_err(broken)?;
+    link.send(&json, &handles, deadline).map_err(failed)?;
+
+    let frame = link.receive(deadline).map_err(failed)?;
+    let mut handles = frame.handles;
+    let (message, _) = wire::decode(&frame.json).map_err(broken)?;
+    let Message::Hello(theirs) = message else {
+        return Err(broken(Fault::new(
+            Reason::BadMetadata,
+            "its first message is no hello",
+        )));
+    };
+    if theirs.role == role {
+        // Our own words come back from something that echoes its input.
+        return Err(broken(Fault::new(
+            Reason::BadMetadata,
+            "the peer has our own role",
+        )));
+    }
+    let [lowest, highest] = theirs.protocol;
+    if lowest > SPOKEN[1] || highest < SPOKEN[0] {
+        return Err(ConnectError::Version {
+            mine: SPOKEN,
+            theirs: theirs.protocol,
+        });
+    }
+    let their_offers = theirs
+        .offers
+        .into_iter()
+        .map(|wire| Offer::join(wire, &mut handles))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(broken)?;
+    if !handles.is_empty() {
+        let detail = format!("{} descriptors that no offer declares", handles.len());
+        return Err(broken(Fault::new(Reason::WrongHandles, detail)));
+    }
+    tracing::debug!(library = theirs.library, "the peer said hello");
+    let sessions = ladder.open(&offers, &their_offers, trust);
+    Ok(Core::new(link, sessions, process))
+}
+
+type Probed = [(RungId, Result<Offer, rung::Refusal>)];
+
+fn hello(role: Role, offers: &Probed) -> Result<(String, Vec<Handle>), Fault> {
+    let (mut wires, mut handles) = (Vec::new(), Vec::new());
+    for offer in offers.iter().filter_map(|(_, offer)| offer.as_ref().ok()) {
+        // The offer itself is still needed to open, so its handles go as duplicates.
+        let copies: Result<Vec<Handle>, _> = offer
+            .handles
+            .iter()
+            .map(|handle| handle.try_clone())
+            .collect();
+        let copies =
+            copies.map_err(|error| Fault::new(Reason::NoDescriptors, error.to_string()))?;
+        let copy = Offer {
+            rung: offer.rung.clone(),
+            meta: offer.meta.clone(),
+            handles: copies,
+        };
+        let (wire, some) = copy.split()?;
+        wires.push(wire);
+        handles.extend(some);
+    }
+    let message = Message::Hello(Hello {
+        role,
+        protocol: SPOKEN,
+        library: env!("CARGO_PKG_VERSION").to_owned(),
+        offers: wires,
+    });
+    Ok((wire::encode(&message, &[])?, handles))
+}

@@ -1,0 +1,205 @@
+//! What keeps lent memory alive, and how leases come home.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rung::{LeaseId, Owner, RungId};
+
+/// How long a receipt may wait for a frame to ride on.
+const RIDE: Duration = Duration::from_millis(2);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing under these locks is half done when somebody panics.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Kept {
+    bytes: u64,
+    owner: Owner,
+}
+
+/// The owners of everything lent to one peer, one entry a lease (L1).
+///
+/// An entry ends by the peer's receipt, or with the channel; no timer ends one.
+#[derive(Default)]
+pub(crate) struct Keeper {
+    kept: Mutex<HashMap<(RungId, LeaseId), Kept>>,
+}
+
+impl std::fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (leases, bytes) = self.out();
+        f.debug_struct("Keeper")
+            .field("leases", &leases)
+            .field("bytes", &bytes)
+            .finish()
+    }
+}
+
+impl Keeper {
+    pub(crate) fn keep(&self, rung: RungId, lease: LeaseId, bytes: u64, owner: Owner) {
+        let before = lock(&self.kept).insert((rung, lease), Kept { bytes, owner });
+        // L7: dropped here, outside the lock. A session mints each lease once, so there is none.
+        drop(before);
+    }
+
+    /// Ends a lease and gives back what it kept, for the caller to drop outside all locks (L7);
+    /// none where no such lease is out.
+    #[must_use]
+    pub(crate) fn release(&self, rung: &RungId, lease: LeaseId) -> Option<Owner> {
+        let ended = lock(&self.kept).remove(&(rung.clone(), lease));
+        ended.map(|kept| kept.owner)
+    }
+
+    /// Leases out, and their bytes.
+    pub(crate) fn out(&self) -> (usize, u64) {
+        let kept = lock(&self.kept);
+        (kept.len(), kept.values().map(|entry| entry.bytes).sum())
+    }
+}
+
+/// Leases that this side has let go of and not yet told the peer.
+#[derive(Debug, Default)]
+pub(crate) struct Returns {
+    queue: Mutex<Queue>,
+    pushed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: Vec<(RungId, LeaseId)>,
+    closed: bool,
+}
+
+impl Returns {
+    /// From a destructor: never blocks for longer than a push takes, and never panics.
+    fn push(&self, rung: RungId, lease: LeaseId) {
+        let mut queue = lock(&self.queue);
+        if !queue.closed {
+            queue.waiting.push((rung, lease));
+            self.pushed.notify_one();
+        }
+    }
+
+    /// Everything that waits, to ride the next frame.
+    pub(crate) fn take(&self) -> Vec<(RungId, LeaseId)> {
+        std::mem::take(&mut lock(&self.queue).waiting)
+    }
+
+    /// Back into the queue: the frame that they rode was not sent.
+    pub(crate) fn untake(&self, leases: Vec<(RungId, LeaseId)>) {
+        lock(&self.queue).waiting.extend(leases);
+    }
+
+    /// Waits until some have waited long enough for a frame to ride on; false once closed.
+    pub(crate) fn overdue(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        while queue.waiting.is_empty() && !queue.closed {
+            queue = self
+                .pushed
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if queue.closed {
+            return false;
+        }
+        drop(queue);
+        std::thread::sleep(RIDE);
+        true
+    }
+
+    /// Nothing is told any more: the peer is gone.
+    pub(crate) fn close(&self) {
+        let mut queue = lock(&self.queue);
+        queue.closed = true;
+        queue.waiting.clear();
+        self.pushed.notify_all();
+    }
+}
+
+/// Part of every imported storage: tells the exporter, once the memory is gone.
+#[derive(Debug)]
+pub(crate) struct LeaseGuard {
+    returns: Arc<Returns>,
+    rung: RungId,
+    lease: LeaseId,
+}
+
+impl LeaseGuard {
+    pub(crate) fn new(returns: &Arc<Returns>, rung: RungId, lease: LeaseId) -> Self {
+        Self {
+            returns: Arc::clone(returns),
+            rung,
+            lease,
+        }
+    }
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        self.returns.push(self.rung.clone(), self.lease);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Keep(u64),
+        Release(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (0u64..20).prop_map(Step::Keep),
+            (0u64..25).prop_map(Step::Release)
+        ];
+        prop::collection::vec(step, 0..200)
+    }
+
+    proptest! {
+        /// The table against a plain map: each owner lives exactly as long as its lease is out.
+        #[test]
+        fn an_owner_lives_as_long_as_its_lease(steps in steps()) {
+            let (keeper, mut model) = (Keeper::default(), BTreeMap::new());
+            for step in steps {
+                match step {
+                    Step::Keep(lease) if !model.contains_key(&lease) => {
+                        let owner = Arc::new(lease);
+                        model.insert(lease, Arc::downgrade(&owner));
+                        keeper.keep(RungId::SHM, LeaseId(lease), 10, Box::new(owner));
+                    }
+                    Step::Keep(_) => {}
+                    Step::Release(lease) => {
+                        let owner = keeper.release(&RungId::SHM, LeaseId(lease));
+                        prop_assert_eq!(owner.is_some(), model.contains_key(&lease));
+                        drop(owner);
+                        if let Some(gone) = model.remove(&lease) {
+                            prop_assert!(gone.upgrade().is_none());
+                        }
+                    }
+                }
+                prop_assert!(model.values().all(|owner| owner.upgrade().is_some()));
+                prop_assert_eq!(keeper.out(), (model.len(), model.len() as u64 * 10));
+            }
+        }
+    }
+
+    #[test]
+    fn a_guard_tells_once_and_never_after_the_end() {
+        let returns = Arc::new(Returns::default());
+        drop(LeaseGuard::new(&returns, RungId::SHM, LeaseId(1)));
+        assert_eq!(returns.take(), [(RungId::SHM, LeaseId(1))]);
+        assert_eq!(returns.take(), []);
+        let late = LeaseGuard::new(&returns, RungId::SHM, LeaseId(2));
+        returns.close();
+        drop(late);
+        assert_eq!(returns.take(), []);
+        assert!(!returns.overdue());
+    }
+}

@@ -1,0 +1,74 @@
+//! Moves values between a host and isolated workers, each leaf on the best mechanism that its data,
+//! this platform and *this pair of processes* allow.
+//!
+//! ```no_run
+//! use ladder::{Channel, Methods, Tensor, Value, Worker};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     // In the worker: the same executable, started again.
+//!     if let Some(channel) = Channel::from_env()? {
+//!         channel.serve(&Methods::new().on("count", |value| {
+//!             let tensor = value.as_tensor().ok_or("a tensor is wanted")?;
+//!             Ok(Value::from(tensor.count()))
+//!         }))?;
+//!         return Ok(());
+//!     }
+//!     // In the host.
+//!     let worker = Worker::spawn_self()?;
+//!     let image = Tensor::from_vec(vec![0u8; 1920 * 1080 * 3], &[1080, 1920, 3])?;
+//!     let reply = worker.call("count", image)?;
+//!     assert_eq!(reply.value().as_i64(), Some(6_220_800));
+//!     for leg in &reply.sent().legs {
+//!         println!("{} rode {} with {} copies", leg.path, leg.rung, leg.copies);
+//!     }
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # How it works
+//!
+//! A [`Value`] is packed before anything is sent: every leaf goes down the rungs until one takes it,
+//! and metadata alone crosses the socket. The receiver imports everything before its handler starts,
+//! and then accepts, or says what it could not take, and the sender tries something else in the same
+//! call. Memory that was lent is kept by its sender until the receiver's receipt is home. Every
+//! answer says what each leaf rode, and why nothing higher: [`Route`].
+//!
+//! # What it does not do
+//!
+//! It confines nothing: a worker has the rights of its user. One call at a time is served.
+//! Linux only, so far.
+//!
+//! # Where to read on
+//!
+//! `pack` and `unpack` (values to parcels and back), `core` (who reads the socket), `keeper` (leases),
+//! `wire` (every message), `channel` and `worker` (what users hold).
+
+mod bundle;
+mod channel;
+mod core;
+mod error;
+mod handler;
+mod handshake;
+mod keeper;
+mod ladder;
+mod pack;
+mod route;
+mod unpack;
+mod wire;
+mod worker;
+
+pub use channel::{CallOptions, Channel, Reply};
+pub use error::{CallError, CallErrorKind, ConnectError, Ended};
+pub use handler::{Failure, Handler, Methods};
+pub use ladder::Ladder;
+pub use route::{Leg, Route, What};
+pub use worker::{Worker, WorkerBuilder};
+
+pub use ::worker::{Command, Exit, Output, SpawnError};
+pub use link::Traffic;
+pub use rung::{
+    self, BigInt, DType, Device, Fault, Map, Reason, Refusal, RungId, Tensor, Unsendable, Value,
+};
+pub use segment::PeerTrust;
+#[cfg(feature = "shm")]
+pub use tier_shm::{self, TensorMut};

@@ -1,0 +1,610 @@
+//! A value as JSON, parcels and owners: everything decided before anything is sent.
+//!
+//! Three passes:
+//!
+//! 1. [`Survey`]: which containers hold leaves that ride a carrier, and which storages and parts of
+//!    them those leaves look at.
+//! 2. [`place`]: shared storages go as they are; private ones, or the parts looked at, are bundled,
+//!    so that a thousand small tensors are a few blocks. Each resulting storage is exported once: the
+//!    message's table. Views of one storage stay views of one storage.
+//! 3. The codec writes the value, with [`Packer`] splicing in what rides a rung.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rung::{
+    Fault, Handle, Layout, Leaf, LeaseId, Owner, ParcelWire, Path, Reason, Refusal, RungId, Step,
+    Storage, Tensor, Unsendable, Value, limits,
+};
+use serde::{Deserialize, Serialize};
+use tier_inline::codec::{self, Splice};
+
+use crate::bundle::{ALIGN, Bundle, Member};
+use crate::ladder::Sessions;
+use crate::route::{Leg, Route, What};
+
+/// A tensor's content of a `$T` tag.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TensorTag {
+    pub(crate) d: rung::DType,
+    pub(crate) h: Vec<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) t: Option<Vec<isize>>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) o: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) s: Option<usize>,
+    #[serde(default, skip_serializing_if = "no_flags")]
+    pub(crate) f: u8,
+}
+
+/// The content of a `$S` or `$B` tag.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BlobTag {
+    pub(crate) s: usize,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) o: usize,
+    pub(crate) n: usize,
+}
+
+pub(crate) const READ_ONLY: u8 = 1;
+pub(crate) const REQUIRES_GRAD: u8 = 2;
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde asks for"
+)]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde asks for"
+)]
+fn no_flags(flags: &u8) -> bool {
+    *flags == 0
+}
+
+/// A packed value.
+pub(crate) struct Packing {
+    pub(crate) value: String,
+    pub(crate) parcels: Vec<ParcelWire>,
+    pub(crate) handles: Vec<Handle>,
+    pub(crate) owners: Vec<(RungId, LeaseId, u64, Owner)>,
+    pub(crate) route: Route,
+}
+
+/// How storages are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blocks {
+    /// Shared storages as they are.
+    AsTheyAre,
+    /// All copied to fresh blocks: the answer to a block that the peer could not take.
+    Fresh,
+}
+
+/// Packs a value for one peer.
+///
+/// # Errors
+///
+/// The first leaf that no rung takes; nothing stays exported then.
+pub(crate) fn pack(
+    value: &Value,
+    sessions: &Sessions,
+    blocks: Blocks,
+) -> Result<Packing, Unsendable> {
+    let mut survey = Survey::default();
+    survey.look(value, &Path::ROOT, 1)?;
+    let mixed = std::mem::take(&mut survey.mixed);
+    let (places, table) = place(survey, blocks);
+    let mut packer = Packer {
+        sessions,
+        mixed,
+        places,
+        table: Vec::with_capacity(table.len()),
+        route: Route::default(),
+    };
+    let (mut parcels, mut handles, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+    for (storage, first) in table {
+        let exported = export(sessions, &storage, &first)?;
+        let (rung, lease, bytes) = (exported.rung, exported.lease, storage.len() as u64);
+        owners.push((rung.clone(), lease, bytes, exported.owner));
+        parcels.push(exported.wire);
+        handles.extend(exported.handles);
+        packer.table.push(Carried {
+            rung,
+            copies: exported.copies,
+            declined: exported.declined,
+            bytes: storage.len(),
+            time: exported.time,
+        });
+    }
+    let mut text = String::new();
+    codec::encode(value, &mut text, &mut packer)?;
+    Ok(Packing {
+        value: text,
+        parcels,
+        handles,
+        owners,
+        route: packer.route,
+    })
+}
+
+/// A leaf, for an error.
+#[derive(Debug, Clone)]
+struct Named {
+    path: String,
+    kind: String,
+}
+
+struct Exported {
+    rung: RungId,
+    lease: LeaseId,
+    wire: ParcelWire,
+    handles: Vec<Handle>,
+    owner: Owner,
+    copies: u8,
+    declined: Vec<(RungId, Refusal)>,
+    time: Duration,
+}
+
+/// Down the carriers until one takes it.
+fn export(
+    sessions: &Sessions,
+    storage: &Arc<Storage>,
+    first: &Named,
+) -> Result<Exported, Unsendable> {
+    let started = Instant::now();
+    let mut declined = Vec::new();
+    for (id, carrier) in sessions.carriers() {
+        let packed = carrier.and_then(|carrier| carrier.export(storage));
+        match packed {
+            Ok(packed) => {
+                let (lease, copies) = (packed.parcel.lease, packed.parcel.copies);
+                let split = packed.parcel.split();
+                match split {
+                    Ok((wire, handles)) => {
+                        return Ok(Exported {
+                            rung: id.clone(),
+                            lease,
+                            wire,
+                            handles,
+                            owner: packed.owner,
+                            copies,
+                            declined,
+                            time: started.elapsed(),
+                        });
+                    }
+                    Err(fault) => {
+                        declined.push((id.clone(), Refusal::new(fault.reason(), fault.detail())));
+                    }
+                }
+            }
+            Err(refusal) => {
+                tracing::debug!(rung = %id, code = %refusal.reason(), path = first.path, "declined");
+                declined.push((id.clone(), refusal));
+            }
+        }
+    }
+    Err(Unsendable {
+        path: first.path.clone(),
+        kind: first.kind.clone(),
+        refusals: declined,
+    })
+}
+
+/// What is known of one storage before it is placed.
+#[derive(Debug)]
+struct Seen {
+    storage: Arc<Storage>,
+    span: Range<usize>,
+    views: usize,
+    /// The only view, while there is one.
+    view: Option<Tensor>,
+    first: Named,
+}
+
+/// The first pass.
+#[derive(Debug, Default)]
+struct Survey {
+    /// Containers that hold, at any depth, a leaf that rides a carrier; by address, since the value
+    /// is borrowed and does not move.
+    mixed: HashSet<usize>,
+    seen: Vec<Seen>,
+    by_storage: HashMap<usize, usize>,
+    by_blob: HashMap<usize, usize>,
+}
+
+fn address<T: ?Sized>(of: &T) -> usize {
+    std::ptr::from_ref(of).cast::<()>() as usize
+}
+
+impl Survey {
+    /// Whether there is such a leaf in it.
+    fn look(&mut self, value: &Value, path: &Path<'_>, depth: usize) -> Result<bool, Unsendable> {
+        if depth > limits::VALUE_DEPTH {
+            return Err(Unsendable {
+                path: path.to_string(),
+                kind: value.kind().to_owned(),
+                refusals: vec![(
+                    RungId::INLINE,
+                    Refusal::new(Reason::TooDeep, format!("at most {}", limits::VALUE_DEPTH)),
+                )],
+            });
+        }
+        let mut heavy = false;
+        match value {
+            Value::Tensor(tensor) => {
+                self.tensor(tensor, path);
+                return Ok(true);
+            }
+            Value::Str(text) if text.len() > limits::INLINE_TEXT => {
+                // The text is borrowed for the call alone and a storage owns its memory; the copy
+                // is the price of a String, and shows in the route.
+                let storage = Storage::from_bytes(text.clone().into_bytes());
+                self.blob(value, Arc::new(storage), path);
+                return Ok(true);
+            }
+            Value::Bytes(bytes) if bytes.len() > limits::INLINE_TEXT => {
+                self.blob(value, Arc::new(Storage::from_bytes(bytes.clone())), path);
+                return Ok(true);
+            }
+            Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    heavy |= self.look(item, &path.then(Step::Index(index)), depth + 1)?;
+                }
+            }
+            Value::Map(map) => {
+                for (index, (key, item)) in map.iter().enumerate() {
+                    let entry = path.then(Step::of_entry(key, index));
+                    heavy |= self.look(key, &entry, depth + 1)?;
+                    heavy |= self.look(item, &entry, depth + 1)?;
+                }
+            }
+            _ => {}
+        }
+        if heavy {
+            self.mixed.insert(address(value));
+        }
+        Ok(heavy)
+    }
+
+    fn tensor(&mut self, tensor: &Tensor, path: &Path<'_>) {
+        if tensor.count() == 0 {
+            return;
+        }
+        let span = tensor.layout().span();
+        match self.by_storage.get(&address(&**tensor.storage())) {
+            Some(&at) => {
+                let seen = &mut self.seen[at];
+                seen.span = seen.span.start.min(span.start)..seen.span.end.max(span.end);
+                seen.views += 1;
+                seen.view = None;
+            }
+            None => {
+                self.by_storage
+                    .insert(address(&**tensor.storage()), self.seen.len());
+                self.seen.push(Seen {
+                    storage: Arc::clone(tensor.storage()),
+                    span,
+                    views: 1,
+                    view: Some(tensor.clone()),
+                    first: Named {
+                        path: path.to_string(),
+                        kind: format!("{} tensor", tensor.dtype()),
+                    },
+                });
+            }
+        }
+    }
+
+    fn blob(&mut self, value: &Value, storage: Arc<Storage>, path: &Path<'_>) {
+        self.by_blob.insert(address(value), self.seen.len());
+        let first = Named {
+            path: path.to_string(),
+            kind: value.kind().to_owned(),
+        };
+        let span = 0..storage.len();
+        self.seen.push(Seen {
+            storage,
+            span,
+            views: 1,
+            view: None,
+            first,
+        });
+    }
+}
+
+/// Where what was seen went.
+#[derive(Debug, Clone)]
+struct Place {
+    /// Index into the message's table.
+    entry: usize,
+    /// Where the part begins there.
+    at: usize,
+    /// Where the part begins in the original storage.
+    base: usize,
+    /// Whether its elements were put side by side.
+    gathered: bool,
+}
+
+#[derive(Debug)]
+struct Places {
+    seen: Vec<Place>,
+    by_storage: HashMap<usize, usize>,
+    by_blob: HashMap<usize, usize>,
+}
+
+/// Shared storages that may go with a handle each; any more are copied into bundles, since a frame
+/// carries 253 handles.
+const SHARED_IN_A_MESSAGE: usize = 128;
+
+/// Bundles of a message, at most about this many.
+const BUNDLES: usize = 50;
+
+/// Private storages up to this size share a block, which lives as long as any of them is held.
+const BUNDLE_BYTES: usize = 16 << 20;
+
+type Table = Vec<(Arc<Storage>, Named)>;
+
+/// The second pass: what goes on which entry of the table.
+fn place(survey: Survey, blocks: Blocks) -> (Places, Table) {
+    let Survey {
+        seen,
+        by_storage,
+        by_blob,
+        ..
+    } = survey;
+    let mut table: Table = Vec::new();
+    let mut places: Vec<Option<Place>> = vec![None; seen.len()];
+    let mut shared = 0;
+    let mut private = Vec::new();
+    for (index, seen) in seen.into_iter().enumerate() {
+        let goes_as_it_is = blocks == Blocks::AsTheyAre
+            && seen.storage.memory().is_shared()
+            && shared < SHARED_IN_A_MESSAGE;
+        // Device memory is for a carrier to take or refuse; it is never looked into here.
+        if goes_as_it_is || !seen.storage.device().is_host() {
+            shared += 1;
+            places[index] = Some(Place {
+                entry: table.len(),
+                at: 0,
+                base: 0,
+                gathered: false,
+            });
+            table.push((seen.storage, seen.first));
+        } else {
+            private.push((index, seen));
+        }
+    }
+    let total: usize = private.iter().map(|(_, seen)| seen.span.len()).sum();
+    let most = BUNDLE_BYTES.max(total / BUNDLES);
+    let mut open: Option<(Bundle, Named)> = None;
+    for (index, seen) in private {
+        let (member, base, gathered) = member(&seen);
+        let (mut bundle, first) = open.take().unwrap_or((Bundle::default(), seen.first));
+        let at = bundle.push(member);
+        places[index] = Some(Place {
+            entry: table.len(),
+            at,
+            base,
+            gathered,
+        });
+        if rung::Memory::len(&bundle) >= most {
+            table.push((Arc::new(Storage::new(bundle)), first));
+        } else {
+            open = Some((bundle, first));
+        }
+    }
+    if let Some((bundle, first)) = open {
+        table.push((Arc::new(Storage::new(bundle)), first));
+    }
+    let seen = places.into_iter().flatten().collect();
+    (
+        Places {
+            seen,
+            by_storage,
+            by_blob,
+        },
+        table,
+    )
+}
+
+/// The part of a private storage that is worth sending.
+fn member(seen: &Seen) -> (Member, usize, bool) {
+    if let Some(view) = &seen.view {
+        // A sparse view of something large: its elements alone.
+        if view.byte_count() <= seen.span.len() / 2 {
+            return (Member::Elements(view.clone()), 0, true);
+        }
+    }
+    // Down to an aligned byte, so that every view of it stays as aligned as it was.
+    let base = seen.span.start / ALIGN * ALIGN;
+    (
+        Member::Range(Arc::clone(&seen.storage), base..seen.span.end),
+        base,
+        false,
+    )
+}
+
+/// One entry of the table once it is exported.
+struct Carried {
+    rung: RungId,
+    copies: u8,
+    declined: Vec<(RungId, Refusal)>,
+    bytes: usize,
+    time: Duration,
+}
+
+/// The third pass.
+struct Packer<'a> {
+    sessions: &'a Sessions,
+    mixed: HashSet<usize>,
+    places: Places,
+    table: Vec<Carried>,
+    route: Route,
+}
+
+impl Packer<'_> {
+    fn tensor(&mut self, tensor: &Tensor, path: &Path<'_>) -> Result<TensorTag, Refusal> {
+        let flags = tensor.flags();
+        let mut tag = TensorTag {
+            d: tensor.dtype(),
+            h: tensor.shape().to_vec(),
+            t: None,
+            o: 0,
+            s: None,
+            f: u8::from(flags.read_only) * READ_ONLY
+                + u8::from(flags.requires_grad) * REQUIRES_GRAD,
+        };
+        let what = What::Tensor(tensor.dtype(), tensor.shape().to_vec());
+        if tensor.count() == 0 {
+            // No bytes on no block: the tag says all there is.
+            self.leg(path, what, 0, RungId::INLINE, Duration::ZERO);
+            return Ok(tag);
+        }
+        let known = self.places.by_storage.get(&address(&**tensor.storage()));
+        let place = known
+            .and_then(|&at| self.places.seen.get(at))
+            .ok_or(Reason::UnknownStorage)?;
+        let layout = if place.gathered {
+            Layout::contiguous(tensor.dtype(), tensor.shape())?
+        } else {
+            tensor.layout().rebased(place.base)?
+        };
+        tag.o = layout.offset() + place.at;
+        tag.s = Some(place.entry);
+        if !layout.is_contiguous() {
+            tag.t = Some(layout.strides().to_vec());
+        }
+        let entry = place.entry;
+        self.carried(path, what, tensor.byte_count(), entry, 0);
+        Ok(tag)
+    }
+
+    fn blob(&mut self, value: &Value, path: &Path<'_>, len: usize) -> Option<BlobTag> {
+        let at = *self.places.by_blob.get(&address(value))?;
+        let place = self.places.seen.get(at)?;
+        let tag = BlobTag {
+            s: place.entry,
+            o: place.at,
+            n: len,
+        };
+        // A String is cloned into its storage first.
+        let (what, more) = match value {
+            Value::Str(_) => (What::Str, 1),
+            _ => (What::Bytes, 0),
+        };
+        let entry = place.entry;
+        self.carried(path, what, len, entry, more);
+        Some(tag)
+    }
+
+    fn carried(&mut self, path: &Path<'_>, what: What, bytes: usize, entry: usize, more: u8) {
+        let Some(carried) = self.table.get(entry) else {
+            return;
+        };
+        let share = bytes as f64 / carried.bytes.max(1) as f64;
+        self.route.legs.push(Leg {
+            path: path.to_string(),
+            what,
+            bytes: bytes as u64,
+            rung: carried.rung.clone(),
+            copies: carried.copies + more,
+            declined: carried.declined.clone(),
+            time: carried.time.mul_f64(share.min(1.0)),
+        });
+    }
+
+    fn leg(&mut self, path: &Path<'_>, what: What, bytes: usize, rung: RungId, time: Duration) {
+        self.route.legs.push(Leg {
+            path: path.to_string(),
+            what,
+            bytes: bytes as u64,
+            rung,
+            copies: 0,
+            declined: Vec::new(),
+            time,
+        });
+    }
+
+    /// A maximal tensor-free subtree: down the forms until one takes it.
+    fn plain(
+        &mut self,
+        value: &Value,
+        path: &Path<'_>,
+        out: &mut String,
+    ) -> Result<(), Unsendable> {
+        let started = Instant::now();
+        let mut declined = Vec::new();
+        for (id, form) in self.sessions.forms() {
+            match form.lower(Leaf::Plain(value)) {
+                Ok(lowered) => {
+                    let json = lowered.meta.as_json();
+                    out.push_str(json);
+                    let what = What::Plain(value.kind());
+                    self.leg(path, what, json.len(), id.clone(), started.elapsed());
+                    return Ok(());
+                }
+                Err(refusal) => declined.push((id.clone(), refusal)),
+            }
+        }
+        Err(Unsendable {
+            path: path.to_string(),
+            kind: value.kind().to_owned(),
+            refusals: declined,
+        })
+    }
+}
+
+fn write_tag(out: &mut String, tag: &str, content: &impl Serialize) -> Result<(), Fault> {
+    let json = serde_json::to_string(content)
+        .map_err(|error| Fault::new(Reason::BadMetadata, error.to_string()))?;
+    out.push_str("{\"$");
+    out.push_str(tag);
+    out.push_str("\":");
+    out.push_str(&json);
+    out.push('}');
+    Ok(())
+}
+
+impl Splice for Packer<'_> {
+    fn splice(
+        &mut self,
+        value: &Value,
+        path: &Path<'_>,
+        out: &mut String,
+    ) -> Result<bool, Unsendable> {
+        let refused = |refusal: Refusal| Unsendable {
+            path: path.to_string(),
+            kind: value.kind().to_owned(),
+            refusals: vec![(RungId::INLINE, refusal)],
+        };
+        let unwritten = |fault: Fault| refused(Refusal::new(fault.reason(), fault.detail()));
+        match value {
+            Value::Tensor(tensor) => {
+                let tag = self.tensor(tensor, path).map_err(refused)?;
+                write_tag(out, "T", &tag).map_err(unwritten)?;
+            }
+            Value::Str(text) if text.len() > limits::INLINE_TEXT => {
+                let tag = self.blob(value, path, text.len());
+                let tag = tag.ok_or_else(|| refused(Reason::UnknownStorage.into()))?;
+                write_tag(out, "S", &tag).map_err(unwritten)?;
+            }
+            Value::Bytes(bytes) if bytes.len() > limits::INLINE_TEXT => {
+                let tag = self.blob(value, path, bytes.len());
+                let tag = tag.ok_or_else(|| refused(Reason::UnknownStorage.into()))?;
+                write_tag(out, "B", &tag).map_err(unwritten)?;
+            }
+            // The skeleton around such leaves is the codec's.
+            _ if self.mixed.contains(&address(value)) => return Ok(false),
+            _ => self.plain(value, path, out)?,
+        }
+        Ok(true)
+    }
+}

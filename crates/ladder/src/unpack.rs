@@ -1,0 +1,299 @@
+//! JSON and parcels as a value again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rung::{
+    Fault, Flags, Handle, Layout, Lendable, Parcel, ParcelWire, Path, Reason, RungId, Step,
+    Storage, Tensor, Value,
+};
+use serde_json::value::RawValue;
+use tier_inline::codec::{self, Node, Unsplice};
+
+use crate::keeper::{LeaseGuard, Returns};
+use crate::ladder::Sessions;
+use crate::pack::{BlobTag, READ_ONLY, REQUIRES_GRAD, TensorTag};
+use crate::route::{Leg, Route, What};
+
+/// An imported storage and how it came.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    storage: Arc<Storage>,
+    rung: RungId,
+    copies: u8,
+    time: Duration,
+}
+
+/// Why a message was not taken.
+#[derive(Debug)]
+pub(crate) enum NotTaken {
+    /// One of its storages could not be imported: a NACK, and the sender tries something else.
+    Storage(usize, Fault),
+    /// Parcels and handles do not fit: the peer broke the protocol.
+    Broken(Fault),
+}
+
+/// Imports every storage of a message.
+///
+/// Every lease of the message goes home, whatever happens: those imported through the guard in their
+/// storage, the others by the returns at once.
+///
+/// # Errors
+///
+/// The first storage that cannot be imported, or a message whose handles do not fit.
+pub(crate) fn import(
+    sessions: &Sessions,
+    returns: &Arc<Returns>,
+    parcels: Vec<ParcelWire>,
+    handles: &mut VecDeque<Handle>,
+) -> Result<Vec<Entry>, NotTaken> {
+    let mut table = Vec::with_capacity(parcels.len());
+    let mut outcome = Ok(());
+    for (index, wire) in parcels.into_iter().enumerate() {
+        // Made first: the lease goes home also where the import fails.
+        let (rung, lease) = wire.lease();
+        let guard = LeaseGuard::new(returns, rung.clone(), lease);
+        if outcome.is_err() {
+            drop(handles.drain(..wire.handle_count().min(handles.len())));
+            continue;
+        }
+        let started = Instant::now();
+        let parcel = match Parcel::join(wire, handles) {
+            Ok(parcel) => parcel,
+            Err(fault) => {
+                outcome = Err(NotTaken::Broken(fault));
+                continue;
+            }
+        };
+        let (rung, copies) = (parcel.rung.clone(), parcel.copies);
+        let imported = match sessions.carrier(&rung) {
+            Some(carrier) => carrier.import(parcel),
+            None => Err(Fault::new(Reason::UnknownRung, rung.as_str())),
+        };
+        match imported {
+            Ok(storage) => table.push(Entry {
+                storage: Arc::new(storage.with_guard(guard)),
+                rung,
+                copies,
+                time: started.elapsed(),
+            }),
+            Err(fault) => {
+                tracing::warn!(%rung, code = %fault.reason(), "not imported: {fault}");
+                outcome = Err(NotTaken::Storage(index, fault));
+            }
+        }
+    }
+    outcome.map(|()| table)
+}
+
+/// A value that was read, and how its leaves came.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) value: Value,
+    /// By the number of the node, ascending.
+    arrivals: Vec<(usize, Leg)>,
+}
+
+/// Reads a value over an imported table.
+///
+/// # Errors
+///
+/// Whatever in it is not what the wire says.
+pub(crate) fn read(json: &str, table: &[Entry]) -> Result<Read, Fault> {
+    let mut reader = Reader {
+        table,
+        arrivals: Vec::new(),
+    };
+    let value = codec::decode(json, &mut reader)?;
+    Ok(Read {
+        value,
+        arrivals: reader.arrivals,
+    })
+}
+
+impl Read {
+    /// The route: worked out when somebody asks, since it takes another look at the whole value.
+    pub(crate) fn route(&self) -> Route {
+        let mut namer = Namer {
+            arrivals: &self.arrivals,
+            node: 0,
+            route: Route::default(),
+        };
+        namer.look(&self.value, &Path::ROOT);
+        namer.route
+    }
+}
+
+struct Namer<'a> {
+    arrivals: &'a [(usize, Leg)],
+    node: usize,
+    route: Route,
+}
+
+impl Namer<'_> {
+    fn look(&mut self, value: &Value, path: &Path<'_>) {
+        let end = self.node + codec::nodes(value);
+        let from = self.arrivals.partition_point(|(node, _)| *node < self.node);
+        match self.arrivals.get(from) {
+            Some((node, leg)) if *node == self.node => {
+                self.route.legs.push(Leg {
+                    path: path.to_string(),
+                    ..leg.clone()
+                });
+                self.node = end;
+            }
+            Some((node, _)) if *node < end => {
+                self.node += 1;
+                self.look_inside(value, path);
+            }
+            _ => {
+                let mut json = String::new();
+                // It was decoded, so it encodes; were it not to, its length is not known.
+                let _ = codec::encode(value, &mut json, &mut codec::Plain);
+                let what = What::Plain(value.kind());
+                let mut leg = inline(what, json.len());
+                leg.path = path.to_string();
+                self.route.legs.push(leg);
+                self.node = end;
+            }
+        }
+    }
+
+    fn look_inside(&mut self, value: &Value, path: &Path<'_>) {
+        match value {
+            Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    self.look(item, &path.then(Step::Index(index)));
+                }
+            }
+            Value::Map(map) => {
+                let plain = codec::has_plain_keys(map);
+                for (index, (key, item)) in map.iter().enumerate() {
+                    let entry = path.then(Step::of_entry(key, index));
+                    if !plain {
+                        self.look(key, &entry);
+                    }
+                    self.look(item, &entry);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn inline(what: What, bytes: usize) -> Leg {
+    Leg {
+        path: String::new(),
+        what,
+        bytes: bytes as u64,
+        rung: RungId::INLINE,
+        copies: 0,
+        declined: Vec::new(),
+        time: Duration::ZERO,
+    }
+}
+
+struct Reader<'a> {
+    table: &'a [Entry],
+    arrivals: Vec<(usize, Leg)>,
+}
+
+fn content<'a, T: serde::Deserialize<'a>>(content: &'a RawValue) -> Result<T, Fault> {
+    serde_json::from_str(content.get())
+        .map_err(|error| Fault::new(Reason::BadMetadata, error.to_string()))
+}
+
+impl Reader<'_> {
+    fn entry(&self, index: usize) -> Result<&Entry, Fault> {
+        self.table.get(index).ok_or_else(|| {
+            let detail = format!("{index} of {}", self.table.len());
+            Fault::new(Reason::UnknownStorage, detail)
+        })
+    }
+
+    fn arrived(&mut self, node: Node, what: What, bytes: usize, entry: Option<usize>, more: u8) {
+        let leg = match entry.and_then(|index| self.table.get(index)) {
+            Some(entry) => {
+                let share = bytes as f64 / entry.storage.len().max(1) as f64;
+                Leg {
+                    rung: entry.rung.clone(),
+                    copies: entry.copies.saturating_add(more),
+                    time: entry.time.mul_f64(share.min(1.0)),
+                    ..inline(what, bytes)
+                }
+            }
+            None => inline(what, bytes),
+        };
+        self.arrivals.push((node.number, leg));
+    }
+
+    fn tensor(&mut self, tag: TensorTag, node: Node) -> Result<Tensor, Fault> {
+        let TensorTag { d, h, t, o, s, f } = tag;
+        if f & !(READ_ONLY | REQUIRES_GRAD) != 0 {
+            return Err(Fault::new(Reason::BadMetadata, format!("tensor flags {f}")));
+        }
+        let flags = Flags {
+            read_only: f & READ_ONLY != 0,
+            requires_grad: f & REQUIRES_GRAD != 0,
+        };
+        let whole = Layout::contiguous(d, &h)?;
+        let what = What::Tensor(d, h);
+        let tensor = match s {
+            None if whole.count() == 0 => {
+                let empty = Arc::new(Storage::from_bytes(Vec::new()));
+                Tensor::contiguous(empty, d, whole.shape())?
+            }
+            None => return Err(Fault::new(Reason::UnknownStorage, "a tensor without one")),
+            Some(index) => {
+                let storage = Arc::clone(&self.entry(index)?.storage);
+                let strides = t.as_deref().unwrap_or(whole.strides());
+                Tensor::new(storage, d, whole.shape(), strides, o)?
+            }
+        };
+        self.arrived(node, what, tensor.byte_count(), s, 0);
+        Ok(tensor.with_flags(flags))
+    }
+
+    /// The bytes of a blob: lent where they may be, else copied out.
+    fn blob(&self, tag: &BlobTag) -> Result<(Bytes, u8), Fault> {
+        let entry = self.entry(tag.s)?;
+        let end = tag
+            .o
+            .checked_add(tag.n)
+            .filter(|&end| end <= entry.storage.len());
+        let end = end.ok_or_else(|| {
+            let detail = format!("{} bytes at {} of {}", tag.n, tag.o, entry.storage.len());
+            Fault::new(Reason::OutOfBounds, detail)
+        })?;
+        match Lendable::new(Arc::clone(&entry.storage)) {
+            Ok(lent) => Ok((Bytes::from_owner(lent).slice(tag.o..end), 0)),
+            Err(_) => Ok((entry.storage.read(tag.o..end)?.into_owned().into(), 1)),
+        }
+    }
+}
+
+impl Unsplice for Reader<'_> {
+    fn unsplice(&mut self, tag: &str, raw: &RawValue, node: Node) -> Result<Value, Fault> {
+        match tag {
+            "T" => Ok(Value::Tensor(self.tensor(content(raw)?, node)?)),
+            "B" => {
+                let tag: BlobTag = content(raw)?;
+                let (bytes, copies) = self.blob(&tag)?;
+                self.arrived(node, What::Bytes, tag.n, Some(tag.s), copies);
+                Ok(Value::Bytes(bytes))
+            }
+            "S" => {
+                let tag: BlobTag = content(raw)?;
+                let (bytes, copies) = self.blob(&tag)?;
+                let text = std::str::from_utf8(&bytes)
+                    .map_err(|_| Fault::new(Reason::BadMetadata, "a string that is not UTF-8"))?;
+                // A String owns its bytes, so they are copied out of the block.
+                self.arrived(node, What::Str, tag.n, Some(tag.s), copies + 1);
+                Ok(Value::Str(text.to_owned()))
+            }
+            other => Err(codec::unknown_tag(other)),
+        }
+    }
+}

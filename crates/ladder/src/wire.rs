@@ -1,0 +1,524 @@
+//! The messages of a channel, as JSON.
+//!
+//! ```text
+//! {"v":1,"k":"hello","role":"host","p":[1,1],"lib":"0.1.0","offers":[{"r":"shm","m":1},…]}
+//! {"v":1,"k":"call","id":1,"n":1,"m":"invert","p":[parcel,…],"a":value}
+//! {"v":1,"k":"ret","id":1,"n":1,"p":[parcel,…],"a":value}
+//! {"v":1,"k":"err","id":1,"code":"unknown-method","text":"…"}
+//! {"v":1,"k":"acc","of":"call","id":1,"n":1}
+//! {"v":1,"k":"nack","of":"ret","id":1,"n":1,"s":0,"why":"unsealed","text":"…"}
+//! {"v":1,"k":"rel","rel":[{"r":"shm","l":7},…]}
+//! ```
+//!
+//! `v` is the protocol version, `id` the caller's number of the call, `n` the attempt at sending it,
+//! `of` what was accepted or refused (`call` or `ret`), `s` an index into the parcels. `rel` may stand
+//! in any message but hello: leases that come home. A parcel is
+//! `{"r":rung,"l":lease,"n":bytes,"c":copies,"h":handles,"m":the rung's own}`, with `c` and `h` left
+//! out where they are 0. The frame's descriptors are those of the parcels in order, then those of the
+//! receipts; a hello's are those of its offers.
+//!
+//! In a value (the grammar of `tier_inline::codec`), leaves that ride a rung are
+//!
+//! ```text
+//! {"$T":{"d":"f32","h":[2,3],"t":[3,1],"o":64,"s":0,"f":1}}   tensor: dtype, shape, strides, offset,
+//!                                                             storage, flags (1 read-only, 2 grad)
+//! {"$S":{"s":0,"o":0,"n":5000}}                               string: storage, offset, bytes
+//! {"$B":{"s":0,"o":0,"n":5000}}                               byte string
+//! ```
+//!
+//! `t` is left out for C order, `o` and `f` for 0, and `s` for a tensor without elements.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+use rung::{Fault, OfferWire, ParcelWire, Reason, ReceiptWire, limits};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+
+/// The version of the protocol that every message carries.
+pub(crate) const VERSION: u32 = 1;
+
+/// Which side of a channel a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    Host,
+    Worker,
+}
+
+/// What is accepted or refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Of {
+    #[serde(rename = "call")]
+    Call,
+    #[serde(rename = "ret")]
+    Return,
+}
+
+/// The first message of each side.
+#[derive(Debug)]
+pub(crate) struct Hello {
+    pub(crate) role: Role,
+    pub(crate) protocol: [u32; 2],
+    pub(crate) library: String,
+    pub(crate) offers: Vec<OfferWire>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Message {
+    Hello(Hello),
+    Call {
+        id: u64,
+        attempt: u32,
+        method: String,
+        parcels: Vec<ParcelWire>,
+        value: String,
+    },
+    Return {
+        id: u64,
+        attempt: u32,
+        parcels: Vec<ParcelWire>,
+        value: String,
+    },
+    Error {
+        id: u64,
+        code: String,
+        text: String,
+    },
+    Accept {
+        of: Of,
+        id: u64,
+        attempt: u32,
+    },
+    Refuse {
+        of: Of,
+        id: u64,
+        attempt: u32,
+        storage: usize,
+        reason: String,
+        text: String,
+    },
+    Receipts,
+}
+
+/// Texts of an error frame are cut to this many characters.
+const TEXT: usize = 2_000;
+
+/// Writes a message.
+///
+/// # Errors
+///
+/// What serde gives for the rungs' own metadata, which was JSON before.
+pub(crate) fn encode(message: &Message, receipts: &[ReceiptWire]) -> Result<String, Fault> {
+    let mut out = String::with_capacity(256);
+    let mut field = |name: &str, json: &str| {
+        out.push_str(if out.is_empty() { "{\"" } else { ",\"" });
+        out.push_str(name);
+        out.push_str("\":");
+        out.push_str(json);
+    };
+    field("v", &VERSION.to_string());
+    match message {
+        Message::Hello(hello) => {
+            field("k", "\"hello\"");
+            field("role", &json(&hello.role)?);
+            field("p", &json(&hello.protocol)?);
+            field("lib", &json(&hello.library)?);
+            field("offers", &json(&hello.offers)?);
+        }
+        Message::Call {
+            id,
+            attempt,
+            method,
+            parcels,
+            value,
+        } => {
+            field("k", "\"call\"");
+            field("id", &id.to_string());
+            field("n", &attempt.to_string());
+            field("m", &json(method)?);
+            field("p", &json(parcels)?);
+            field("a", value);
+        }
+        Message::Return {
+            id,
+            attempt,
+            parcels,
+            value,
+        } => {
+            field("k", "\"ret\"");
+            field("id", &id.to_string());
+            field("n", &attempt.to_string());
+            field("p", &json(parcels)?);
+            field("a", value);
+        }
+        Message::Error { id, code, text } => {
+            field("k", "\"err\"");
+            field("id", &id.to_string());
+            field("code", &json(code)?);
+            field("text", &json(&cut(text))?);
+        }
+        Message::Accept { of, id, attempt } => {
+            field("k", "\"acc\"");
+            field("of", &json(of)?);
+            field("id", &id.to_string());
+            field("n", &attempt.to_string());
+        }
+        Message::Refuse {
+            of,
+            id,
+            attempt,
+            storage,
+            reason,
+            text,
+        } => {
+            field("k", "\"nack\"");
+            field("of", &json(of)?);
+            field("id", &id.to_string());
+            field("n", &attempt.to_string());
+            field("s", &storage.to_string());
+            field("why", &json(reason)?);
+            field("text", &json(&cut(text))?);
+        }
+        Message::Receipts => field("k", "\"rel\""),
+    }
+    if !receipts.is_empty() || matches!(message, Message::Receipts) {
+        field("rel", &json(&receipts)?);
+    }
+    let _ = out.write_char('}');
+    Ok(out)
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(TEXT).collect()
+}
+
+fn json(part: &(impl Serialize + ?Sized)) -> Result<String, Fault> {
+    serde_json::to_string(part).map_err(|error| Fault::new(Reason::BadMetadata, error.to_string()))
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Hello,
+    Call,
+    Ret,
+    Err,
+    Acc,
+    Nack,
+    Rel,
+}
+
+/// Every key that any message has; which of them a kind needs is checked after.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw<'a> {
+    v: u32,
+    k: Kind,
+    id: Option<u64>,
+    n: Option<u32>,
+    of: Option<Of>,
+    #[serde(borrow)]
+    m: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    p: Option<&'a RawValue>,
+    /// A value may be null, which an `Option` would take for absent.
+    #[serde(borrow, default, deserialize_with = "present")]
+    a: Option<&'a RawValue>,
+    s: Option<usize>,
+    #[serde(borrow)]
+    why: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    code: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    text: Option<Cow<'a, str>>,
+    role: Option<Role>,
+    #[serde(borrow)]
+    lib: Option<Cow<'a, str>>,
+    offers: Option<Vec<OfferWire>>,
+    #[serde(default)]
+    rel: Vec<ReceiptWire>,
+}
+
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+fn bad(detail: impl Into<String>) -> Fault {
+    Fault::new(Reason::BadMetadata, detail)
+}
+
+fn need<T>(part: Option<T>, name: &str) -> Result<T, Fault> {
+    part.ok_or_else(|| bad(format!("a message without {name:?}")))
+}
+
+fn text(part: Option<Cow<'_, str>>, name: &str, most: usize) -> Result<String, Fault> {
+    let text = need(part, name)?;
+    if text.len() > most {
+        return Err(Fault::new(
+            Reason::OverCap,
+            format!("{name:?} of {} bytes", text.len()),
+        ));
+    }
+    Ok(text.into_owned())
+}
+
+fn parcels(part: Option<&RawValue>) -> Result<Vec<ParcelWire>, Fault> {
+    let parcels: Vec<ParcelWire> =
+        serde_json::from_str(need(part, "p")?.get()).map_err(|error| bad(error.to_string()))?;
+    if parcels.len() > limits::STORAGES {
+        let detail = format!("{} storages in a message", parcels.len());
+        return Err(Fault::new(Reason::OverCap, detail));
+    }
+    Ok(parcels)
+}
+
+/// Reads a message; what it holds of values stays text.
+///
+/// # Errors
+///
+/// [`Reason::BadMetadata`] for anything but one of the messages above, [`Reason::OverCap`].
+pub(crate) fn decode(json: &str) -> Result<(Message, Vec<ReceiptWire>), Fault> {
+    let raw: Raw<'_> = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
+    // A hello is read whatever its version, so that a mismatch can name both.
+    if raw.v != VERSION && !matches!(raw.k, Kind::Hello) {
+        return Err(bad(format!("protocol version {}, here {VERSION}", raw.v)));
+    }
+    let id = || need(raw.id, "id");
+    let attempt = || need(raw.n, "n");
+    let of = || need(raw.of, "of");
+    let value = || need(raw.a, "a").map(|value| value.get().to_owned());
+    let message = match raw.k {
+        Kind::Hello => Message::Hello(Hello {
+            role: need(raw.role, "role")?,
+            protocol: serde_json::from_str(need(raw.p, "p")?.get())
+                .map_err(|error| bad(error.to_string()))?,
+            library: text(raw.lib, "lib", 64)?,
+            offers: need(raw.offers, "offers")?,
+        }),
+        Kind::Call => Message::Call {
+            id: id()?,
+            attempt: attempt()?,
+            parcels: parcels(raw.p)?,
+            value: value()?,
+            method: text(raw.m, "m", limits::METHOD_NAME)?,
+        },
+        Kind::Ret => Message::Return {
+            id: id()?,
+            attempt: attempt()?,
+            parcels: parcels(raw.p)?,
+            value: value()?,
+        },
+        Kind::Err => Message::Error {
+            id: id()?,
+            code: text(raw.code, "code", 64)?,
+            text: text(raw.text, "text", 4 * TEXT)?,
+        },
+        Kind::Acc => Message::Accept {
+            of: of()?,
+            id: id()?,
+            attempt: attempt()?,
+        },
+        Kind::Nack => Message::Refuse {
+            of: of()?,
+            id: id()?,
+            attempt: attempt()?,
+            storage: need(raw.s, "s")?,
+            reason: text(raw.why, "why", 64)?,
+            text: text(raw.text, "text", 4 * TEXT)?,
+        },
+        Kind::Rel => Message::Receipts,
+    };
+    Ok((message, raw.rel))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rung::{LeaseId, Meta, Offer, Parcel, Receipt, RungId};
+
+    fn parcel() -> ParcelWire {
+        let handle = std::fs::File::open("/dev/null").unwrap().into();
+        let meta = Meta::write(&()).unwrap();
+        let (rung, lease, handles) = (RungId::SHM, LeaseId(7), vec![handle]);
+        Parcel {
+            rung,
+            lease,
+            bytes: 24,
+            copies: 1,
+            meta,
+            handles,
+        }
+        .split()
+        .unwrap()
+        .0
+    }
+
+    fn receipt() -> ReceiptWire {
+        let (rung, lease) = (RungId::SHM, LeaseId(3));
+        Receipt {
+            rung,
+            lease,
+            meta: None,
+            handles: vec![],
+        }
+        .split()
+        .unwrap()
+        .0
+    }
+
+    /// One of each message, in both directions, as the peers write them.
+    fn every_message() -> Vec<(Message, Vec<ReceiptWire>)> {
+        let offer = |rung| {
+            let meta = Meta::write(&1).unwrap();
+            Offer {
+                rung,
+                meta,
+                handles: vec![],
+            }
+            .split()
+            .unwrap()
+            .0
+        };
+        let hello = |role| {
+            let offers = vec![offer(RungId::SHM), offer(RungId::INLINE)];
+            let library = "0.1.0".to_owned();
+            Message::Hello(Hello {
+                role,
+                protocol: [1, 1],
+                library,
+                offers,
+            })
+        };
+        let tensor = r#"{"image":{"$T":{"d":"f32","h":[2,3],"s":0}}}"#.to_owned();
+        let (id, attempt) = (1, 1);
+        let refuse = |of| Message::Refuse {
+            of,
+            id,
+            attempt,
+            storage: 0,
+            reason: Reason::Unsealed.code().to_owned(),
+            text: Fault::from(Reason::Unsealed).to_string(),
+        };
+        vec![
+            (hello(Role::Host), vec![]),
+            (hello(Role::Worker), vec![]),
+            (
+                Message::Call {
+                    id,
+                    attempt,
+                    method: "invert".into(),
+                    parcels: vec![parcel()],
+                    value: tensor.clone(),
+                },
+                vec![],
+            ),
+            (
+                Message::Call {
+                    id: 2,
+                    attempt,
+                    method: "ping".into(),
+                    parcels: vec![],
+                    value: "null".into(),
+                },
+                vec![receipt(), receipt()],
+            ),
+            (
+                Message::Accept {
+                    of: Of::Call,
+                    id,
+                    attempt,
+                },
+                vec![],
+            ),
+            (refuse(Of::Call), vec![receipt()]),
+            (
+                Message::Return {
+                    id,
+                    attempt,
+                    parcels: vec![parcel()],
+                    value: tensor,
+                },
+                vec![receipt()],
+            ),
+            (
+                Message::Error {
+                    id,
+                    code: "unknown-method".into(),
+                    text: "no method \"x\"".into(),
+                },
+                vec![],
+            ),
+            (
+                Message::Accept {
+                    of: Of::Return,
+                    id,
+                    attempt,
+                },
+                vec![],
+            ),
+            (refuse(Of::Return), vec![]),
+            (Message::Receipts, vec![receipt()]),
+        ]
+    }
+
+    /// The wire's form, committed: a change of it shows in review.
+    #[test]
+    fn messages_are_what_they_were() {
+        let golden = include_str!("../tests/golden/messages.jsonl");
+        let mut written = String::new();
+        for (message, receipts) in every_message() {
+            let json = encode(&message, &receipts).unwrap();
+            let (back, back_receipts) = decode(&json).unwrap();
+            assert_eq!(encode(&back, &back_receipts).unwrap(), json);
+            written += &json;
+            written.push('\n');
+        }
+        if std::env::var_os("BLESS").is_some() {
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/messages.jsonl");
+            std::fs::write(path, &written).unwrap();
+            return;
+        }
+        assert_eq!(
+            written, golden,
+            "run with BLESS=1 where the change is meant"
+        );
+    }
+
+    #[test]
+    fn what_is_no_message_is_a_fault() {
+        for json in [
+            "",
+            "1",
+            "{}",
+            r#"{"v":2,"k":"rel"}"#,
+            r#"{"v":1,"k":"what"}"#,
+            r#"{"v":1,"k":"acc","of":"call","id":1}"#,
+            r#"{"v":1,"k":"acc","of":"hello","id":1,"n":1}"#,
+            r#"{"v":1,"k":"call","id":1,"n":1,"m":"x","p":[]}"#,
+            r#"{"v":1,"k":"call","id":1,"n":1,"m":"x","p":[{}],"a":1}"#,
+            r#"{"v":1,"k":"call","id":-1,"n":1,"m":"x","p":[],"a":1}"#,
+            r#"{"v":1,"k":"rel","rel":[],"extra":1}"#,
+        ] {
+            assert_eq!(
+                decode(json).unwrap_err().reason(),
+                Reason::BadMetadata,
+                "{json}"
+            );
+        }
+        let long = format!(
+            r#"{{"v":1,"k":"call","id":1,"n":1,"m":"{}","p":[],"a":1}}"#,
+            "x".repeat(limits::METHOD_NAME + 1)
+        );
+        assert_eq!(decode(&long).unwrap_err().reason(), Reason::OverCap);
+    }
+
+    #[test]
+    fn a_null_value_is_a_value() {
+        let json = r#"{"v":1,"k":"ret","id":1,"n":1,"p":[],"a":null}"#;
+        let (Message::Return { value, .. }, _) = decode(json).unwrap() else {
+            panic!()
+        };
+        assert_eq!(value, "null");
+    }
+}

@@ -1,0 +1,202 @@
+//! Whole conversations, frame by frame, against committed files: a change of the wire shows.
+//!
+//! In a transcript `>` is what the host sends and `<` what the worker sends, with the number of
+//! descriptors. The test plays one side from the file and holds the other, real side to it.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use ladder::{Channel, Command, Methods, Tensor, Value, Worker};
+use link::Link;
+use rung::Handle;
+use testkit::{run_serially, trial};
+
+type Outcome<T = ()> = Result<T, String>;
+
+const ROLE: &str = "E2E_ROLE";
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("golden")
+        .join(name)
+}
+
+/// One line of a transcript.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Line {
+    from_host: bool,
+    descriptors: usize,
+    json: String,
+}
+
+fn parse(transcript: &str) -> Outcome<Vec<Line>> {
+    let lines = transcript
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let mut parts = line.splitn(3, ' ');
+            let from_host = parts.next() == Some(">");
+            let descriptors = parts.next().and_then(|n| n.parse().ok()).ok_or("a count")?;
+            let json = parts.next().ok_or("a frame")?.to_owned();
+            Ok(Line {
+                from_host,
+                descriptors,
+                json,
+            })
+        })
+        .collect()
+}
+
+fn soon() -> Option<Instant> {
+    Some(Instant::now() + Duration::from_secs(30))
+}
+
+/// A sealed segment of these bytes, as the played side of a transcript sends it.
+fn segment() -> Outcome<Handle> {
+    let bytes: Vec<u8> = (0..6u8).flat_map(|n| f32::from(n).to_le_bytes()).collect();
+    let sealed = segment::Sealed::copy_from(&bytes).map_err(text)?;
+    sealed.descriptor().map_err(text)
+}
+
+fn image() -> Outcome<Tensor> {
+    Tensor::from_vec((0..6u8).map(f32::from).collect(), &[2, 3]).map_err(text)
+}
+
+/// Plays one side: sends its lines, and compares what the other side sends.
+fn play(link: &Link, lines: &[Line], host: bool) -> Outcome {
+    for line in lines {
+        if line.from_host == host {
+            let handles: Vec<Handle> = (0..line.descriptors)
+                .map(|_| segment())
+                .collect::<Result<_, _>>()?;
+            link.send(&line.json, &handles, soon()).map_err(text)?;
+            continue;
+        }
+        let frame = link.receive(soon()).map_err(text)?;
+        let json = frame.json.replace(env!("CARGO_PKG_VERSION"), "0.1.0");
+        if (json.as_str(), frame.handles.len()) != (line.json.as_str(), line.descriptors) {
+            return Err(format!(
+                "the transcript has\n{} {}\nand what came is\n{} {json}",
+                line.descriptors,
+                line.json,
+                frame.handles.len()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The real host, whose worker is played from the file by this binary in another process.
+fn host(name: &'static str, calls: fn(&Worker) -> Outcome) -> Outcome {
+    let command = Command::this_executable().env(ROLE, format!("play {name}"));
+    let worker = Worker::spawn(command).map_err(text)?;
+    let outcome = calls(&worker);
+    let exit = worker.shutdown(Duration::from_secs(30));
+    match (outcome, exit.status.success()) {
+        (Ok(()), true) => Ok(()),
+        (outcome, _) => Err(format!(
+            "{outcome:?}; {exit}: {}",
+            exit.last_lines.join("\n")
+        )),
+    }
+}
+
+/// The real worker, whose host is played from the file.
+fn worker(name: &'static str) -> Outcome {
+    let lines = parse(&std::fs::read_to_string(path(name)).map_err(text)?)?;
+    let command = Command::this_executable().env(ROLE, "serve");
+    let (process, link) = command.spawn().map_err(text)?;
+    let outcome = play(&link, &lines, true);
+    link.close();
+    let exit = process.end(Duration::from_secs(30));
+    match (outcome, exit.status.success()) {
+        (Ok(()), true) => Ok(()),
+        (outcome, _) => Err(format!("{}; {exit}", outcome.err().unwrap_or_default())),
+    }
+}
+
+fn serve() -> ExitCode {
+    let Ok(Some(channel)) = Channel::from_env() else {
+        return ExitCode::from(90);
+    };
+    let methods = Methods::new()
+        .on("echo", Ok)
+        .on("make", |_| Ok(Value::map([("image", image()?)])));
+    match channel.serve(&methods) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn played(name: &str) -> Outcome {
+    let socket = io::stdin().as_fd().try_clone_to_owned().map_err(text)?;
+    let lines = parse(&std::fs::read_to_string(path(name)).map_err(text)?)?;
+    play(&Link::over(socket), &lines, false)
+}
+
+fn calls_and_answers(worker: &Worker) -> Outcome {
+    let value = Value::map([
+        ("image", Value::from(image()?)),
+        ("radius", Value::from(2.5)),
+    ]);
+    let reply = worker.call("blur", value).map_err(text)?;
+    let back = reply.value().get("image").and_then(Value::as_tensor);
+    let back = back.ok_or("a tensor")?.to_vec::<f32>().map_err(text)?;
+    if back != [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] {
+        return Err(format!("{back:?}"));
+    }
+    drop(reply);
+    // Its receipt goes before anything else does.
+    std::thread::sleep(Duration::from_millis(200));
+    worker
+        .call("nothing", Value::Null)
+        .err()
+        .ok_or("an error")?;
+    Ok(())
+}
+
+fn refusals(worker: &Worker) -> Outcome {
+    let value = Value::from(image()?);
+    let reply = worker.call("echo", value.clone()).map_err(text)?;
+    if *reply.value() == value {
+        Ok(())
+    } else {
+        Err("another value".into())
+    }
+}
+
+fn main() -> ExitCode {
+    match std::env::var(ROLE).as_deref() {
+        Ok("serve") => return serve(),
+        Ok(role) => {
+            return match played(role.trim_start_matches("play ")) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    let _ = io::Write::write_all(&mut io::stderr(), error.as_bytes());
+                    ExitCode::FAILURE
+                }
+            };
+        }
+        Err(_) => {}
+    }
+    run_serially(vec![
+        trial("a_host_that_calls", || {
+            host("host-calls.txt", calls_and_answers)
+        }),
+        trial("a_host_whose_storage_is_refused", || {
+            host("host-refused.txt", refusals)
+        }),
+        trial("a_worker_that_serves", || worker("worker-serves.txt")),
+        trial("a_worker_whose_answer_is_refused", || {
+            worker("worker-refused.txt")
+        }),
+    ])
+}

@@ -1,0 +1,284 @@
+//! Workers that misbehave, byte by byte: nothing of ours makes them polite.
+//!
+//! Each is a name; a test binary that is started as a worker with that name calls [`act`].
+
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+/// Every misbehaviour, what the host's error line must say of it, and whether a call is needed to
+/// see it (otherwise the handshake fails).
+pub const KINDS: &[(&str, &str, bool)] = &[
+    (
+        "exits-at-once",
+        "the worker exited with status 5; its last words: I cannot go on",
+        false,
+    ),
+    (
+        "garbage",
+        "exceeds a cap of the wire: a frame of 1852798056 bytes",
+        false,
+    ),
+    (
+        "over-long",
+        "exceeds a cap of the wire: a frame of 4294967295 bytes",
+        false,
+    ),
+    (
+        "cut-frame",
+        "cut inside a frame: 16 of 106 bytes came",
+        false,
+    ),
+    ("no-json", "malformed metadata", false),
+    ("no-hello", "its first message is no hello", false),
+    ("echoes-hello", "the peer has our own role", false),
+    (
+        "other-version",
+        "protocol versions [7, 9] there and [1, 1] here",
+        false,
+    ),
+    (
+        "frame-without-its-descriptor",
+        "wrong number of handles: 1 declared, 0 came",
+        true,
+    ),
+    (
+        "descriptor-no-frame-declares",
+        "wrong number of handles: 1 came that no frame declares",
+        true,
+    ),
+    (
+        "too-few-descriptors",
+        "wrong number of handles: 0 descriptors came, the parcels need 1",
+        true,
+    ),
+    (
+        "too-many-descriptors",
+        "wrong number of handles: 1 descriptors came, the parcels need 0",
+        true,
+    ),
+    (
+        "dies-in-the-call",
+        "the worker was killed by signal 6",
+        true,
+    ),
+    (
+        "cut-answer",
+        "cut inside a frame: 16 of 106 bytes came",
+        true,
+    ),
+    ("unsealed-segment", "the segment lacks a seal", true),
+    (
+        "short-segment",
+        "the segment is not as long as declared: 4096 bytes declared, 100 there",
+        true,
+    ),
+    ("sparse-segment", "the segment is not fully allocated", true),
+    (
+        "no-segment",
+        "the handle is not sealable shared memory",
+        true,
+    ),
+    ("tensor-out-of-bounds", "reaches outside the storage", true),
+    (
+        "unknown-storage",
+        "no such storage in the message: 3 of 1",
+        true,
+    ),
+    ("unknown-tag", "unknown tag: \"Q\"", true),
+    ("unknown-rung", "no such rung is open: warp", true),
+];
+
+/// Kinds that never answer: the host's deadline is what ends them.
+pub const SILENT: &[&str] = &["hangs-at-once", "hangs-in-the-call"];
+
+const HELLO: &str = r#"{"v":1,"k":"hello","role":"worker","p":[1,1],"lib":"0.0.0","offers":[{"r":"shm","m":1},{"r":"inline","m":1}]}"#;
+
+struct Wire(UnixStream);
+
+impl Wire {
+    fn frame(&mut self, json: &str, descriptors: &[OwnedFd]) {
+        self.declared(json, descriptors.len() as u16, descriptors);
+    }
+
+    /// With a count of descriptors that need not be true.
+    fn declared(&mut self, json: &str, count: u16, descriptors: &[OwnedFd]) {
+        let length = (json.len() as u32).to_be_bytes();
+        let bytes = [&length[..], &count.to_be_bytes(), json.as_bytes()].concat();
+        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !borrowed.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&borrowed));
+        }
+        let _ = sendmsg(
+            &self.0,
+            &[IoSlice::new(&bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
+    }
+
+    fn raw(&mut self, bytes: &[u8]) {
+        let _ = self.0.write_all(bytes);
+    }
+
+    /// One frame of the host's, read as text; none at the end of the link.
+    fn hear(&mut self) -> Option<String> {
+        let mut prefix = [0; 6];
+        self.0.read_exact(&mut prefix).ok()?;
+        let length = u32::from_be_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]);
+        let mut json = vec![0; length as usize];
+        self.0.read_exact(&mut json).ok()?;
+        String::from_utf8(json).ok()
+    }
+}
+
+fn segment(len: u64, fill: usize, seals: SealFlags) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let descriptor = memfd_create(c"hostile", flags).expect("a memfd");
+    let mut file = std::fs::File::from(descriptor);
+    file.write_all(&vec![1; fill]).expect("room");
+    file.set_len(len).expect("room");
+    fcntl_add_seals(&file, seals).expect("seals");
+    file.into()
+}
+
+fn sealed(len: u64, fill: usize) -> OwnedFd {
+    segment(
+        len,
+        fill,
+        SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL,
+    )
+}
+
+/// An answer to call 1 with one parcel of 4096 bytes.
+fn answer(attempt: u32, rung: &str, handles: u8, value: &str) -> String {
+    format!(
+        r#"{{"v":1,"k":"ret","id":1,"n":{attempt},"p":[{{"r":"{rung}","l":1,"n":4096,"h":{handles},"m":null}}],"a":{value}}}"#
+    )
+}
+
+const TENSOR: &str = r#"{"$T":{"d":"u8","h":[4096],"s":0}}"#;
+
+fn sleep_for_ever() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+/// Misbehaves, and exits.
+pub fn act(kind: &str) -> ! {
+    let socket = std::io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .expect("a standard input");
+    let mut wire = Wire(UnixStream::from(socket));
+    handshake(kind, &mut wire);
+    let _ = wire.hear();
+    wire.frame(HELLO, &[]);
+    // The call.
+    let _ = wire.hear();
+    let accept = r#"{"v":1,"k":"acc","of":"call","id":1,"n":1}"#;
+    wire.frame(accept, &[]);
+    match kind {
+        "hangs-in-the-call" => sleep_for_ever(),
+        "dies-in-the-call" => std::process::abort(),
+        "cut-answer" => wire.raw(b"\0\0\0\x64\0\0{\"half\":1,"),
+        "frame-without-its-descriptor" => wire.declared(&answer(1, "shm", 1, TENSOR), 1, &[]),
+        "descriptor-no-frame-declares" => {
+            wire.declared(&answer(1, "shm", 0, "1"), 0, &[sealed(4096, 4096)]);
+        }
+        "too-few-descriptors" => wire.frame(&answer(1, "shm", 1, TENSOR), &[]),
+        "too-many-descriptors" => {
+            let json = r#"{"v":1,"k":"ret","id":1,"n":1,"p":[],"a":1}"#;
+            wire.frame(json, &[sealed(4096, 4096)]);
+        }
+        _ => answers(kind, &mut wire),
+    }
+    // Until the host is done with us; what it says no longer matters.
+    if kind != "cut-answer" {
+        while wire.hear().is_some() {}
+    }
+    std::process::exit(0)
+}
+
+/// What goes wrong before a call.
+fn handshake(kind: &str, wire: &mut Wire) {
+    match kind {
+        "exits-at-once" => {
+            let _ = std::io::stderr().write_all(b"I cannot go on\n");
+            std::process::exit(5)
+        }
+        "hangs-at-once" => sleep_for_ever(),
+        "garbage" => wire.raw(b"nothing that anybody would take for a frame"),
+        "over-long" => wire.raw(&[0xff; 64]),
+        "cut-frame" => wire.raw(b"\0\0\0\x64\0\0{\"half\":1,"),
+        "no-json" => wire.frame("{]", &[]),
+        "no-hello" => wire.frame(r#"{"v":1,"k":"rel","rel":[]}"#, &[]),
+        "echoes-hello" => {
+            if let Some(hello) = wire.hear() {
+                wire.frame(&hello, &[]);
+            }
+        }
+        "other-version" => {
+            wire.frame(
+                &HELLO
+                    .replace("\"v\":1", "\"v\":9")
+                    .replace("[1,1]", "[7,9]"),
+                &[],
+            );
+        }
+        _ => return,
+    }
+    if kind != "cut-frame" {
+        while wire.hear().is_some() {}
+    }
+    std::process::exit(0)
+}
+
+/// Answers whose frames are in order and whose contents are not; again after each NACK.
+fn answers(kind: &str, wire: &mut Wire) {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let good = || sealed(4096, 4096);
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let (json, descriptor) = match kind {
+            "unsealed-segment" => (
+                answer(attempt, "shm", 1, TENSOR),
+                segment(4096, 4096, seals),
+            ),
+            "short-segment" => (answer(attempt, "shm", 1, TENSOR), sealed(100, 100)),
+            "sparse-segment" => (answer(attempt, "shm", 1, TENSOR), sealed(4096, 0)),
+            "no-segment" => {
+                let file = std::fs::File::open("/dev/null").expect("a null device");
+                (answer(attempt, "shm", 1, TENSOR), file.into())
+            }
+            "tensor-out-of-bounds" => {
+                (answer(1, "shm", 1, &TENSOR.replace("4096", "4097")), good())
+            }
+            "unknown-storage" => (
+                answer(1, "shm", 1, &TENSOR.replace("\"s\":0", "\"s\":3")),
+                good(),
+            ),
+            "unknown-tag" => (answer(1, "shm", 1, r#"{"$Q":1}"#), good()),
+            "unknown-rung" => (answer(attempt, "warp", 1, TENSOR), good()),
+            _ => std::process::exit(99),
+        };
+        wire.frame(&json, &[descriptor]);
+        loop {
+            match wire.hear() {
+                Some(heard) if heard.contains("\"k\":\"nack\"") => break,
+                Some(heard) if heard.contains("\"k\":\"acc\"") => return,
+                Some(_) => {}
+                None => return,
+            }
+        }
+    }
+}
