@@ -1,0 +1,63 @@
+//! The program `ladder`.
+//!
+//! `ladder relay FILE…` spawns an isolated worker (this program again), sends it each file's decoded
+//! content, checks what comes back, and tells what every leaf rode. `load` and `save` turn files into
+//! values and back, `operate` is what the worker does with them, `report` prints.
+
+mod load;
+mod operate;
+mod relay;
+mod report;
+mod save;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use ladder::{Channel, Failure, Handler, Value};
+
+use crate::operate::Operation;
+
+/// Moves tensors between a host process and an isolated worker.
+#[derive(Debug, Parser)]
+#[command(name = "ladder", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Send files through a worker and back, and tell what each leaf rode.
+    Relay(relay::Relay),
+}
+
+/// The worker's side: one method an operation.
+struct Operations;
+
+impl Handler for Operations {
+    fn call(&self, method: &str, argument: Value) -> Result<Value, Failure> {
+        let operation = Operation::named(method).ok_or_else(|| Failure::unknown_method(method))?;
+        Ok(operation.apply(&argument)?)
+    }
+}
+
+fn main() -> ExitCode {
+    match Channel::from_env() {
+        Ok(Some(channel)) => {
+            return match channel.serve(&Operations) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(ended) => report::failed(&ended),
+            };
+        }
+        Ok(None) => {}
+        Err(error) => return report::failed(&error),
+    }
+    let Arguments {
+        command: Command::Relay(relay),
+    } = Arguments::parse();
+    match relay.run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => report::failed(&error),
+    }
+}

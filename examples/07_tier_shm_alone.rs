@@ -1,0 +1,154 @@
+//! One tier in a protocol of one's own: nothing but `rung`, `tier-shm` and a Unix socket.
+//!
+//! Two processes exchange a tensor, its receipt comes back, and the memory is used again.
+//!
+//! `cargo run --example 07_tier_shm_alone`
+#![expect(clippy::print_stdout, reason = "a program for a person to read")]
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::io::{IoSlice, IoSliceMut, Read, Write, stdin};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use rung::{
+    Carrier, DType, Offer, OfferWire, Parcel, ParcelWire, Receipt, ReceiptWire, Rung, Session,
+    Tensor,
+};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+use tier_shm::{Shm, TensorMut};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// What this little protocol says.
+#[derive(Serialize, Deserialize)]
+enum Message {
+    Offer(OfferWire),
+    /// A tensor in C order: its storage on the way, its type and shape.
+    Tensor(ParcelWire, DType, Vec<usize>),
+    /// The sum of its elements, and its lease on the way home.
+    Sum(f64, ReceiptWire),
+}
+
+/// A length and JSON, with descriptors on the first byte.
+fn send(socket: &UnixStream, message: &Message, descriptors: &[OwnedFd]) -> Outcome {
+    let json = serde_json::to_vec(message)?;
+    let bytes = [&u32::try_from(json.len())?.to_be_bytes(), &json[..]].concat();
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+        return Err("more descriptors than this protocol has room for".into());
+    }
+    let sent = sendmsg(
+        socket,
+        &[IoSlice::new(&bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
+    let mut socket = socket;
+    Ok(socket.write_all(&bytes[sent..])?)
+}
+
+fn receive(socket: &UnixStream) -> Outcome<(Message, VecDeque<OwnedFd>)> {
+    let mut length = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut first = [IoSliceMut::new(&mut length)];
+    let received = recvmsg(socket, &mut first, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes < 4 || received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err("the other side is gone, or descriptors were cut off".into());
+    }
+    let mut descriptors = VecDeque::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(some) = message {
+            descriptors.extend(some);
+        }
+    }
+    let mut json = vec![0; u32::from_be_bytes(length) as usize];
+    let mut socket = socket;
+    socket.read_exact(&mut json)?;
+    Ok((serde_json::from_slice(&json)?, descriptors))
+}
+
+/// Both sides probe, exchange offers, and open; neither trusts the other.
+fn open(socket: &UnixStream) -> Outcome<Box<dyn Carrier>> {
+    let mine = Shm.probe()?;
+    let (wire, descriptors) = Shm.probe()?.split()?;
+    send(socket, &Message::Offer(wire), &descriptors)?;
+    let (Message::Offer(wire), mut descriptors) = receive(socket)? else {
+        return Err("not an offer".into());
+    };
+    let theirs = Offer::join(wire, &mut descriptors)?;
+    match Shm.open(&mine, &theirs, rung::Trust::none())? {
+        Session::Carrier(carrier) => Ok(carrier),
+        Session::Form(_) => Err("shm is a carrier".into()),
+    }
+}
+
+/// The second process: sums what it is sent, and lets go of it.
+fn summing_process() -> Outcome {
+    let socket = UnixStream::from(stdin().as_fd().try_clone_to_owned()?);
+    let carrier = open(&socket)?;
+    while let Ok((Message::Tensor(wire, dtype, shape), mut descriptors)) = receive(&socket) {
+        let parcel = Parcel::join(wire, &mut descriptors)?;
+        let lease = parcel.lease;
+        let storage = Arc::new(carrier.import(parcel)?);
+        let tensor = Tensor::contiguous(storage, dtype, &shape)?;
+        // The sender could write this memory again, so it is copied out; a tensor that was sealed
+        // instead of shared could be looked at in place.
+        let sum = tensor.to_vec::<f32>()?.into_iter().map(f64::from).sum();
+        drop(tensor);
+        let (receipt, descriptors) = carrier.receipt(lease).split()?;
+        send(&socket, &Message::Sum(sum, receipt), &descriptors)?;
+    }
+    Ok(())
+}
+
+fn main() -> Outcome {
+    if std::env::args().nth(1).as_deref() == Some("sum") {
+        return summing_process();
+    }
+    let (socket, theirs) = UnixStream::pair()?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .arg("sum")
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .spawn()?;
+    let carrier = open(&socket)?;
+
+    let mut memory = TensorMut::new(DType::F32, &[1000, 1000])?;
+    for round in 1..=3u8 {
+        memory.as_mut_slice::<f32>()?.fill(f32::from(round));
+        let tensor = memory.share()?;
+
+        let packed = carrier.export(tensor.storage())?;
+        let (lease, copies, owner) = (packed.parcel.lease, packed.parcel.copies, packed.owner);
+        let (wire, descriptors) = packed.parcel.split()?;
+        let message = Message::Tensor(wire, tensor.dtype(), tensor.shape().to_vec());
+        send(&socket, &message, &descriptors)?;
+
+        // As long as the lease is out, the owner is kept and nobody can write the memory.
+        let (Message::Sum(sum, wire), mut descriptors) = receive(&socket)? else {
+            return Err("not a sum".into());
+        };
+        let receipt = Receipt::join(wire, &mut descriptors)?;
+        assert_eq!(receipt.lease, lease);
+        carrier.released(receipt);
+        drop(owner);
+        println!("round {round}: {copies} copies, the sum is {sum}");
+        assert_eq!(sum, 1e6 * f64::from(round));
+
+        // Every lease is home: the same memory again.
+        memory = TensorMut::reclaim(tensor).map_err(|_| "the memory is still lent out")?;
+    }
+    drop(socket);
+    assert!(child.wait()?.success());
+    Ok(())
+}

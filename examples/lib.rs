@@ -1,0 +1,1 @@
+//! Programs to copy; each is one file beside this one.
