@@ -1,0 +1,54 @@
+//! The commands of the workspace: `cargo xtask NAME`.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "commands for a person to read"
+)]
+
+mod layers;
+mod sabotage;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Check that nothing depends on its own layer or a higher one, and what `tier-shm` pulls in.
+    Layers,
+    /// Break the code on purpose, one patch at a time, and see the named test turn red.
+    Sabotage {
+        /// Only patches whose name contains this.
+        only: Option<String>,
+    },
+}
+
+/// Whatever makes a command fail.
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// The root of the workspace.
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Layers => layers::check(&root()),
+        Command::Sabotage { only } => sabotage::run(&root(), only.as_deref()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Tests that cannot lie: each patch breaks one thing, and the test it names must turn red.
+//!
+//! A patch is a file of `tests/sabotage/`, made with `git diff`, with a first line
+//! `test: <arguments of cargo test>`. The workspace is copied, so the tree at hand stays as it is; the
+//! copy keeps its own build folder between runs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Error;
+
+struct Patch {
+    name: String,
+    path: PathBuf,
+    /// Arguments of `cargo test`.
+    test: Vec<String>,
+}
+
+/// Applies the patches one at a time.
+pub(crate) fn run(root: &Path, only: Option<&str>) -> Result<(), Error> {
+    let patches: Vec<Patch> = patches(&root.join("tests/sabotage"))?
+        .into_iter()
+        .filter(|patch| only.is_none_or(|only| patch.name.contains(only)))
+        .collect();
+    if patches.is_empty() {
+        return Err("no such patch".into());
+    }
+    let copy = root.join("target/sabotage");
+    let mut wrong = Vec::new();
+    for patch in &patches {
+        checkout(root, &copy)?;
+        // Green before: a test that is red anyway, or does not exist, shows nothing.
+        let before = test(&copy, &patch.test)?;
+        if !matches!(before, Verdict::Green) {
+            wrong.push(format!("{}: {before:?} before the patch", patch.name));
+            continue;
+        }
+        apply(&copy, &patch.path)?;
+        match test(&copy, &patch.test)? {
+            Verdict::Red => println!("{}: red, as it must be", patch.name),
+            verdict => wrong.push(format!("{}: {verdict:?} with the patch", patch.name)),
+        }
+    }
+    if wrong.is_empty() {
+        println!("{} sabotages, each seen", patches.len());
+        return Ok(());
+    }
+    Err(wrong.join("\n").into())
+}
+
+fn patches(folder: &Path) -> Result<Vec<Patch>, Error> {
+    let mut patches = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|ending| ending != "patch") {
+            continue;
+        }
+        let text = fs::read_to_string(&path)?;
+        let first = text
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("test: "));
+        let test =
+            first.ok_or_else(|| format!("{}: the first line names no test", path.display()))?;
+        patches.push(Patch {
+            name: path
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            test: test.split(' ').map(str::to_owned).collect(),
+            path,
+        });
+    }
+    patches.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(patches)
+}
+
+/// Brings the copy to the state of the tree, uncommitted changes included.
+fn checkout(root: &Path, copy: &Path) -> Result<(), Error> {
+    fs::create_dir_all(copy)?;
+    let listed = Command::new("git")
+        .current_dir(root)
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .output()?;
+    for name in String::from_utf8(listed.stdout)?
+        .split('\0')
+        .filter(|name| !name.is_empty())
+    {
+        let (from, to) = (root.join(name), copy.join(name));
+        let Ok(contents) = fs::read(&from) else {
+            continue;
+        };
+        // Only what differs: an unchanged file keeps its time, and what is built of it stays built.
+        if fs::read(&to).is_ok_and(|known| known == contents) {
+            continue;
+        }
+        if let Some(folder) = to.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(&to, contents)?;
+    }
+    Ok(())
+}
+
+fn apply(copy: &Path, patch: &Path) -> Result<(), Error> {
+    let patch = patch.canonicalize()?;
+    // Outside a repository of its own, `git apply` would take paths from the one around it.
+    let output = Command::new("git")
+        .current_dir(copy)
+        .env("GIT_CEILING_DIRECTORIES", copy.canonicalize()?.join(".."))
+        .args(["apply", "--whitespace=nowarn"])
+        .arg(&patch)
+        .output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(format!("{} does not apply: {says}", patch.display()).into())
+}
+
+#[derive(Debug)]
+enum Verdict {
+    Green,
+    Red,
+    NothingRan,
+    DoesNotBuild,
+}
+
+/// Runs a test; red is a test that failed, not a build that did.
+fn test(copy: &Path, arguments: &[String]) -> Result<Verdict, Error> {
+    let cargo = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO"));
+        command
+            .current_dir(copy)
+            .env("CARGO_TARGET_DIR", copy.join("target"))
+            .arg("test")
+            .args(arguments.iter().take_while(|argument| *argument != "--"))
+            .args(more);
+        command
+    };
+    if !cargo(&["--no-run"]).output()?.status.success() {
+        return Ok(Verdict::DoesNotBuild);
+    }
+    let after: Vec<&str> = arguments
+        .iter()
+        .skip_while(|argument| *argument != "--")
+        .map(String::as_str)
+        .collect();
+    let output = cargo(&after).output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let ran = text.contains("1 passed") || text.contains("1 failed") || !output.status.success();
+    Ok(match (output.status.success(), ran) {
+        (true, true) => Verdict::Green,
+        (true, false) => Verdict::NothingRan,
+        // An aborted binary (a watchdog, a double panic) is as red as a failed test.
+        (false, _) => Verdict::Red,
+    })
+}
