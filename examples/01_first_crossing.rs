@@ -9,15 +9,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The worker's side: a method that doubles what it is sent.
     if let Some(channel) = Channel::from_env()? {
         let methods = Methods::new().on("double", |value| {
-            let image = value
-                .get("image")
-                .and_then(Value::as_tensor)
-                .ok_or("an image is wanted")?;
-            let doubled = image
-                .to_vec::<f32>()?
-                .into_iter()
-                .map(|x| 2.0 * x)
-                .collect();
+            let image =
+                value.get("image").and_then(Value::as_tensor).ok_or("an image is wanted")?;
+            let doubled = image.to_vec::<f32>()?.into_iter().map(|x| 2.0 * x).collect();
             Ok(rung::Tensor::from_vec(doubled, image.shape())?.into())
         });
         channel.serve(&methods)?;
@@ -27,10 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The host's side. This tensor is born in shared memory, so sending it copies nothing.
     let mut image = TensorMut::new(DType::F32, &[480, 640])?;
     image.as_mut_slice::<f32>()?.fill(21.0);
-    let job = Value::map([
-        ("image", image.share()?.into()),
-        ("note", Value::from("twice, please")),
-    ]);
+    let job =
+        Value::map([("image", image.share()?.into()), ("note", Value::from("twice, please"))]);
 
     let worker = Worker::spawn_self()?;
     let reply = worker.call("double", job)?;
@@ -51,9 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     // An error in the worker is an error here, and the worker lives on.
-    let error = worker
-        .call("triple", Value::Null)
-        .expect_err("there is no such method");
+    let error = worker.call("triple", Value::Null).expect_err("there is no such method");
     println!("and {error}");
     Ok(())
 }

@@ -47,12 +47,7 @@ fn send(socket: &UnixStream, message: &Message, descriptors: &[OwnedFd]) -> Outc
     if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
         return Err("more descriptors than this protocol has room for".into());
     }
-    let sent = sendmsg(
-        socket,
-        &[IoSlice::new(&bytes)],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )?;
+    let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
     let mut socket = socket;
     Ok(socket.write_all(&bytes[sent..])?)
 }

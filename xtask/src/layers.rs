@@ -43,10 +43,8 @@ pub(crate) fn check(root: &Path) -> Result<(), Error> {
         return Err(wrong.join("\n").into());
     }
     let pulled = pulled_by(root, "tier-shm")?;
-    let wrong: Vec<_> = NOT_FOR_SHM
-        .iter()
-        .filter(|name| pulled.iter().any(|p| p == *name))
-        .collect();
+    let wrong: Vec<_> =
+        NOT_FOR_SHM.iter().filter(|name| pulled.iter().any(|p| p == *name)).collect();
     if !wrong.is_empty() {
         return Err(format!("tier-shm alone pulls in {wrong:?}").into());
     }
@@ -61,11 +59,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Error> {
 /// Every dependency that goes sideways or up, in words.
 fn violations(metadata: &Metadata) -> Vec<String> {
     let mut wrong = Vec::new();
-    let ours: Vec<&str> = metadata
-        .packages
-        .iter()
-        .map(|package| package.name.as_str())
-        .collect();
+    let ours: Vec<&str> = metadata.packages.iter().map(|package| package.name.as_str()).collect();
     for package in &metadata.packages {
         let name = package.name.as_str();
         let mine = layer(name);
@@ -80,25 +74,18 @@ fn violations(metadata: &Metadata) -> Vec<String> {
             let for_tests = dependency.kind == DependencyKind::Development;
             match (mine, layer(other)) {
                 (Some(_), None) if !for_tests => {
-                    wrong.push(format!(
-                        "{name} ships and depends on {other}, which does not"
-                    ));
+                    wrong.push(format!("{name} ships and depends on {other}, which does not"));
                 }
                 // Tests too: a test of a lower layer that needs a higher one belongs in tests/.
                 (Some(mine), Some(theirs)) if theirs >= mine => {
-                    wrong.push(format!(
-                        "{name} (layer {mine}) depends on {other} (layer {theirs})"
-                    ));
+                    wrong
+                        .push(format!("{name} (layer {mine}) depends on {other} (layer {theirs})"));
                 }
                 _ => {}
             }
         }
     }
-    if let Some(testkit) = metadata
-        .packages
-        .iter()
-        .find(|package| *package.name == "testkit")
-    {
+    if let Some(testkit) = metadata.packages.iter().find(|package| *package.name == "testkit") {
         for dependency in &testkit.dependencies {
             if dependency.name.starts_with("tier-") {
                 wrong.push(format!("testkit names {}", dependency.name));
@@ -112,26 +99,15 @@ fn violations(metadata: &Metadata) -> Vec<String> {
 fn pulled_by(root: &Path, package: &str) -> Result<Vec<String>, Error> {
     let output = Command::new(env!("CARGO"))
         .current_dir(root)
-        .args([
-            "tree",
-            "--package",
-            package,
-            "--edges",
-            "normal,build",
-            "--prefix",
-            "none",
-        ])
+        .args(["tree", "--package", package, "--edges", "normal,build", "--prefix", "none"])
         .args(["--target", "x86_64-unknown-linux-gnu", "--format", "{p}"])
         .output()?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
     }
     let text = String::from_utf8(output.stdout)?;
-    let mut names: Vec<String> = text
-        .lines()
-        .filter_map(|line| line.split(' ').next())
-        .map(str::to_owned)
-        .collect();
+    let mut names: Vec<String> =
+        text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect();
     names.sort();
     names.dedup();
     Ok(names)
@@ -145,14 +121,9 @@ mod tests {
     /// A workspace of empty packages with these dependencies, as cargo reads it.
     fn planted(packages: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
-        let members: Vec<String> = packages
-            .iter()
-            .map(|(name, _)| format!("{name:?}"))
-            .collect();
-        let manifest = format!(
-            "[workspace]\nresolver = \"3\"\nmembers = [{}]\n",
-            members.join(",")
-        );
+        let members: Vec<String> = packages.iter().map(|(name, _)| format!("{name:?}")).collect();
+        let manifest =
+            format!("[workspace]\nresolver = \"3\"\nmembers = [{}]\n", members.join(","));
         fs::write(folder.path().join("Cargo.toml"), manifest).unwrap();
         for (name, dependencies) in packages {
             let path = folder.path().join(name);
@@ -162,11 +133,7 @@ mod tests {
                 format!("[package]\nname = {name:?}\nversion = \"0.1.0\"\nedition = \"2024\"\n");
             fs::write(path.join("Cargo.toml"), package + dependencies).unwrap();
         }
-        let metadata = MetadataCommand::new()
-            .current_dir(folder.path())
-            .no_deps()
-            .exec()
-            .unwrap();
+        let metadata = MetadataCommand::new().current_dir(folder.path()).no_deps().exec().unwrap();
         violations(&metadata)
     }
 
@@ -186,10 +153,7 @@ mod tests {
     #[test]
     fn a_tier_that_names_a_tier_fails() {
         let wrong = planted(&[("tier-shm", ""), ("tier-inline", &on("tier-shm"))]);
-        assert_eq!(
-            wrong,
-            ["tier-inline (layer 2) depends on tier-shm (layer 2)"]
-        );
+        assert_eq!(wrong, ["tier-inline (layer 2) depends on tier-shm (layer 2)"]);
     }
 
     #[test]
@@ -205,10 +169,7 @@ mod tests {
 
     #[test]
     fn a_package_of_no_layer_fails() {
-        assert_eq!(
-            planted(&[("tier-fax", "")]),
-            ["tier-fax stands in no layer"]
-        );
+        assert_eq!(planted(&[("tier-fax", "")]), ["tier-fax stands in no layer"]);
         let wrong = planted(&[("testkit", ""), ("rung", &on("testkit"))]);
         assert_eq!(wrong, ["rung ships and depends on testkit, which does not"]);
         let wrong = planted(&[("tier-shm", ""), ("testkit", &on("tier-shm"))]);

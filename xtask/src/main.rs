@@ -1,9 +1,5 @@
 //! The commands of the workspace: `cargo xtask NAME`.
-#![expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "commands for a person to read"
-)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "commands for a person to read")]
 
 mod layers;
 mod sabotage;

@@ -57,18 +57,11 @@ fn patches(folder: &Path) -> Result<Vec<Patch>, Error> {
             continue;
         }
         let text = fs::read_to_string(&path)?;
-        let first = text
-            .lines()
-            .next()
-            .and_then(|line| line.strip_prefix("test: "));
+        let first = text.lines().next().and_then(|line| line.strip_prefix("test: "));
         let test =
             first.ok_or_else(|| format!("{}: the first line names no test", path.display()))?;
         patches.push(Patch {
-            name: path
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
+            name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
             test: test.split(' ').map(str::to_owned).collect(),
             path,
         });
@@ -82,18 +75,9 @@ fn checkout(root: &Path, copy: &Path) -> Result<(), Error> {
     fs::create_dir_all(copy)?;
     let listed = Command::new("git")
         .current_dir(root)
-        .args([
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ])
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .output()?;
-    for name in String::from_utf8(listed.stdout)?
-        .split('\0')
-        .filter(|name| !name.is_empty())
-    {
+    for name in String::from_utf8(listed.stdout)?.split('\0').filter(|name| !name.is_empty()) {
         let (from, to) = (root.join(name), copy.join(name));
         let Ok(contents) = fs::read(&from) else {
             continue;
@@ -149,11 +133,8 @@ fn test(copy: &Path, arguments: &[String]) -> Result<Verdict, Error> {
     if !cargo(&["--no-run"]).output()?.status.success() {
         return Ok(Verdict::DoesNotBuild);
     }
-    let after: Vec<&str> = arguments
-        .iter()
-        .skip_while(|argument| *argument != "--")
-        .map(String::as_str)
-        .collect();
+    let after: Vec<&str> =
+        arguments.iter().skip_while(|argument| *argument != "--").map(String::as_str).collect();
     let output = cargo(&after).output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let ran = text.contains("1 passed") || text.contains("1 failed") || !output.status.success();

@@ -16,10 +16,7 @@ pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 /// A file's decoded content, by the ending of its name; anything unknown is bytes.
 pub(crate) fn load(path: &Path) -> Result<Value, Error> {
     let bytes = Bytes::from(std::fs::read(path)?);
-    let ending = path
-        .extension()
-        .and_then(|ending| ending.to_str())
-        .unwrap_or_default();
+    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     match ending.to_ascii_lowercase().as_str() {
         "png" => picture(&bytes, ImageFormat::Png),
         "jpg" | "jpeg" => picture(&bytes, ImageFormat::Jpeg),
@@ -49,11 +46,8 @@ fn npy(file: Bytes) -> Result<Value, Error> {
     let mut rest = &file[..];
     let header = NpyHeader::from_reader(&mut rest)?;
     let dtype = plain_dtype(&header.dtype())?;
-    let shape: Vec<usize> = header
-        .shape()
-        .iter()
-        .map(|&extent| usize::try_from(extent))
-        .collect::<Result<_, _>>()?;
+    let shape: Vec<usize> =
+        header.shape().iter().map(|&extent| usize::try_from(extent)).collect::<Result<_, _>>()?;
     let whole = rung::Layout::contiguous(dtype, &shape)?;
     if rest.len() != whole.byte_count() {
         return Err(format!(
@@ -81,11 +75,7 @@ fn npy(file: Bytes) -> Result<Value, Error> {
 
 fn plain_dtype(dtype: &npyz::DType) -> Result<DType, Error> {
     let refused = || -> Error {
-        format!(
-            "the dtype {} is not a plain little-endian one",
-            dtype.descr()
-        )
-        .into()
+        format!("the dtype {} is not a plain little-endian one", dtype.descr()).into()
     };
     let npyz::DType::Plain(scalar) = dtype else {
         return Err(refused());
@@ -119,12 +109,7 @@ fn tensors(file: Bytes) -> Result<Value, Error> {
     let mut views = Vec::new();
     for (name, view) in parsed.tensors() {
         let dtype: DType = view.dtype().to_string().parse()?;
-        views.push((
-            name,
-            dtype,
-            view.shape().to_vec(),
-            view.data().as_ptr() as usize - start,
-        ));
+        views.push((name, dtype, view.shape().to_vec(), view.data().as_ptr() as usize - start));
     }
     views.sort_by(|(a, ..), (b, ..)| a.cmp(b));
     let storage = Arc::new(Storage::from_bytes(file.clone()));

@@ -52,9 +52,7 @@ fn main() -> ExitCode {
         Ok(None) => {}
         Err(error) => return report::failed(&error),
     }
-    let Arguments {
-        command: Command::Relay(relay),
-    } = Arguments::parse();
+    let Arguments { command: Command::Relay(relay) } = Arguments::parse();
     match relay.run() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -47,15 +47,15 @@ impl Operation {
 
     fn walk(self, value: &Value, path: &Path<'_>) -> Result<Value, Error> {
         match value {
-            Value::Tensor(tensor) => self
-                .tensor(tensor)
-                .map_err(|error| format!("at {path}: {error}").into()),
+            Value::Tensor(tensor) => {
+                self.tensor(tensor).map_err(|error| format!("at {path}: {error}").into())
+            }
             Value::Bytes(bytes) => {
                 let as_tensor = Tensor::from_bytes(bytes.clone(), DType::U8, &[bytes.len()])?;
                 match self {
-                    Self::Invert => Ok(Value::bytes(
-                        bytes.iter().map(|byte| !byte).collect::<Vec<u8>>(),
-                    )),
+                    Self::Invert => {
+                        Ok(Value::bytes(bytes.iter().map(|byte| !byte).collect::<Vec<u8>>()))
+                    }
                     Self::Stats => self.tensor(&as_tensor),
                     _ => Err(format!("at {path}: bytes have no {}", self.name()).into()),
                 }
@@ -183,10 +183,7 @@ fn stats<T: Number>(elements: &[T]) -> Value {
         ("count", Value::from(elements.len())),
         ("min", some(wide().fold(f64::INFINITY, f64::min)).into()),
         ("max", some(wide().fold(f64::NEG_INFINITY, f64::max)).into()),
-        (
-            "mean",
-            some(wide().sum::<f64>() / elements.len() as f64).into(),
-        ),
+        ("mean", some(wide().sum::<f64>() / elements.len() as f64).into()),
     ])
 }
 
@@ -210,10 +207,7 @@ mod tests {
         let picture = Value::from(Tensor::from_vec(pixels, &[5, 5]).unwrap());
         let blurred = Operation::Blur.apply(&picture).unwrap();
         let elements = blurred.as_tensor().unwrap().to_vec::<f32>().unwrap();
-        assert_eq!(
-            elements[..10],
-            [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]
-        );
+        assert_eq!(elements[..10], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]);
     }
 
     #[test]
@@ -221,10 +215,7 @@ mod tests {
         let tensor = Tensor::from_bytes(vec![0u8; 4], DType::F8E4M3, &[4]).unwrap();
         let value = Value::map([("scales", tensor)]);
         let error = Operation::Invert.apply(&value).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "at $.scales: invert is not known for f8_e4m3"
-        );
+        assert_eq!(error.to_string(), "at $.scales: invert is not known for f8_e4m3");
     }
 
     #[test]

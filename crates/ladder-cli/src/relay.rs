@@ -116,11 +116,7 @@ impl Relay {
                 }
                 _ => None,
             };
-            crossings.push(Crossing {
-                file: name(path),
-                route: reply.sent().clone(),
-                result,
-            });
+            crossings.push(Crossing { file: name(path), route: reply.sent().clone(), result });
         }
         progress.finish_and_clear();
         drop(worker);
@@ -138,9 +134,7 @@ impl Relay {
             Some(program) => Command::new(program),
             None => Command::this_executable(),
         };
-        let command = command
-            .output(Output::Discard)
-            .grace(Duration::from_secs(1));
+        let command = command.output(Output::Discard).grace(Duration::from_secs(1));
         // A worker that hangs is given as long to say hello as for a call, up to 10 seconds.
         WorkerBuilder::default()
             .handshake(limit.min(Duration::from_secs(10)))
@@ -156,20 +150,13 @@ impl Relay {
         limit: Duration,
     ) -> Result<Reply, Error> {
         worker
-            .call_with(
-                self.op.name(),
-                value.clone(),
-                CallOptions { limit: Some(limit) },
-            )
+            .call_with(self.op.name(), value.clone(), CallOptions { limit: Some(limit) })
             .map_err(|error| Error::Call(path.to_path_buf(), error))
     }
 }
 
 fn name(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or(path.as_os_str())
-        .to_string_lossy()
-        .into_owned()
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// On the standard error, where that is a terminal and there is something to wait for.

@@ -25,11 +25,7 @@ pub(crate) fn failed(error: &dyn std::error::Error) -> ExitCode {
 
 /// Ends the program as for a wrong command line.
 pub(crate) fn usage(text: &str) -> ! {
-    clap::Error::raw(
-        clap::error::ErrorKind::ArgumentConflict,
-        format!("{text}\n"),
-    )
-    .exit()
+    clap::Error::raw(clap::error::ErrorKind::ArgumentConflict, format!("{text}\n")).exit()
 }
 
 fn dtype(what: &What) -> String {
@@ -57,27 +53,15 @@ fn micros(leg: &Leg) -> f64 {
 pub(crate) fn table(crossings: &[Crossing], ok: bool, calls: u64, pid: u32) -> io::Result<()> {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header([
-        "leaf",
-        "dtype",
-        "shape",
-        "bytes",
-        "rung",
-        "copies",
-        "µs",
-        "why not higher",
-    ]);
+    table.set_header(["leaf", "dtype", "shape", "bytes", "rung", "copies", "µs", "why not higher"]);
     for crossing in crossings {
         for leg in &crossing.route.legs {
             let shape = shape(&leg.what).map(|shape| {
                 let extents: Vec<String> = shape.iter().map(ToString::to_string).collect();
                 extents.join("×")
             });
-            let why: Vec<String> = leg
-                .declined
-                .iter()
-                .map(|(rung, refusal)| format!("{rung}: {refusal}"))
-                .collect();
+            let why: Vec<String> =
+                leg.declined.iter().map(|(rung, refusal)| format!("{rung}: {refusal}")).collect();
             table.add_row([
                 format!("{} {}", crossing.file, leg.path),
                 dtype(&leg.what),
@@ -102,11 +86,7 @@ pub(crate) fn table(crossings: &[Crossing], ok: bool, calls: u64, pid: u32) -> i
             writeln!(out, "{}: {result}", crossing.file)?;
         }
     }
-    let verdict = if ok {
-        "every result checked"
-    } else {
-        "A RESULT IS WRONG"
-    };
+    let verdict = if ok { "every result checked" } else { "A RESULT IS WRONG" };
     let plural = if calls == 1 { "" } else { "s" };
     writeln!(out, "{calls} call{plural} to worker {pid}: {verdict}")?;
     out.flush()
@@ -168,15 +148,7 @@ pub(crate) fn json(crossings: &[Crossing], ok: bool, calls: u64, pid: u32) -> io
         serde_json::value::RawValue::from_string(crossing.result.clone()?).ok()
     });
     let results = results.collect();
-    serde_json::to_writer(
-        &mut out,
-        &Closing {
-            ok,
-            calls,
-            worker_pid: pid,
-            results,
-        },
-    )?;
+    serde_json::to_writer(&mut out, &Closing { ok, calls, worker_pid: pid, results })?;
     writeln!(out)?;
     out.flush()
 }

@@ -16,10 +16,7 @@ use crate::load::Error;
 
 /// Writes a value, in the form that the ending of the name asks for.
 pub(crate) fn save(path: &Path, value: &Value) -> Result<(), Error> {
-    let ending = path
-        .extension()
-        .and_then(|ending| ending.to_str())
-        .unwrap_or_default();
+    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     match (ending.to_ascii_lowercase().as_str(), value) {
         ("png", Value::Tensor(tensor)) => picture(path, tensor, ImageFormat::Png),
         ("jpg" | "jpeg", Value::Tensor(tensor)) => picture(path, tensor, ImageFormat::Jpeg),
@@ -75,19 +72,11 @@ fn npy(path: &Path, tensor: &Tensor) -> Result<(), Error> {
         DType::F64 => elements::<f64>(path, tensor),
         DType::C64 => {
             let pairs = tensor.to_vec::<[f32; 2]>()?;
-            write(
-                path,
-                tensor,
-                pairs.into_iter().map(|[re, im]| Complex { re, im }),
-            )
+            write(path, tensor, pairs.into_iter().map(|[re, im]| Complex { re, im }))
         }
         DType::C128 => {
             let pairs = tensor.to_vec::<[f64; 2]>()?;
-            write(
-                path,
-                tensor,
-                pairs.into_iter().map(|[re, im]| Complex { re, im }),
-            )
+            write(path, tensor, pairs.into_iter().map(|[re, im]| Complex { re, im }))
         }
         other => Err(format!("NumPy has no {other}").into()),
     }
@@ -104,11 +93,8 @@ fn write<T: AutoSerialize>(
 ) -> Result<(), Error> {
     let shape: Vec<u64> = tensor.shape().iter().map(|&extent| extent as u64).collect();
     let file = BufWriter::new(std::fs::File::create(path)?);
-    let mut writer = npyz::WriteOptions::new()
-        .default_dtype()
-        .shape(&shape)
-        .writer(file)
-        .begin_nd()?;
+    let mut writer =
+        npyz::WriteOptions::new().default_dtype().shape(&shape).writer(file).begin_nd()?;
     writer.extend(elements)?;
     Ok(writer.finish()?)
 }
@@ -137,10 +123,7 @@ fn tensors(path: &Path, value: &Value) -> Result<(), Error> {
     for (name, tensor) in &contents {
         let dtype: Dtype = serde_json::from_value(tensor.dtype().name().to_uppercase().into())
             .map_err(|_| format!("safetensors has no {}", tensor.dtype()))?;
-        views.push((
-            name,
-            TensorView::new(dtype, tensor.shape().to_vec(), &bytes[name])?,
-        ));
+        views.push((name, TensorView::new(dtype, tensor.shape().to_vec(), &bytes[name])?));
     }
     Ok(serialize_to_file(views, None, path)?)
 }

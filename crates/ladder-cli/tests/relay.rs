@@ -14,17 +14,11 @@ type Outcome = Result<(), String>;
 const ROLE: &str = "RELAY_ROLE";
 
 fn check(holds: bool, what: impl std::fmt::Debug) -> Outcome {
-    if holds {
-        Ok(())
-    } else {
-        Err(format!("{what:?}"))
-    }
+    if holds { Ok(()) } else { Err(format!("{what:?}")) }
 }
 
 fn data(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../../examples/data")
-        .join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples/data").join(name)
 }
 
 fn ladder() -> Command {
@@ -50,8 +44,7 @@ fn fails(output: &Output, status: i32, says: &[&str]) -> Outcome {
     check(line.lines().count() == 1 || status == 2, &line)?;
     check(output.stdout.is_empty(), out(output))?;
     check(!line.contains("panicked"), &line)?;
-    says.iter()
-        .try_for_each(|part| check(line.contains(part), (part, &line)))
+    says.iter().try_for_each(|part| check(line.contains(part), (part, &line)))
 }
 
 fn path(name: &str) -> String {
@@ -66,19 +59,12 @@ fn real_files_cross_on_shared_memory() -> Outcome {
     let output = relay(&files);
     let table = out(&output);
     check(output.status.success(), err(&output))?;
-    for part in [
-        "astronaut.png $ ",
-        "512×512×3",
-        "f8_e4m3",
-        "every result checked",
-        "why not higher",
-    ] {
+    for part in
+        ["astronaut.png $ ", "512×512×3", "f8_e4m3", "every result checked", "why not higher"]
+    {
         check(table.contains(part), (part, &table))?;
     }
-    for line in table
-        .lines()
-        .filter(|line| line.contains('×') && !line.contains("0×7"))
-    {
+    for line in table.lines().filter(|line| line.contains('×') && !line.contains("0×7")) {
         check(line.contains(" shm "), line)?;
     }
     before.settle()
@@ -92,13 +78,8 @@ fn json(output: &Output) -> Result<Vec<Json>, String> {
 }
 
 fn scripts_read_json() -> Outcome {
-    let output = relay(&[
-        "--json",
-        "--repeat",
-        "3",
-        &path("mixed.safetensors"),
-        &path("rocket.jpg"),
-    ]);
+    let output =
+        relay(&["--json", "--repeat", "3", &path("mixed.safetensors"), &path("rocket.jpg")]);
     check(output.status.success(), err(&output))?;
     let lines = json(&output)?;
     let (closing, leaves) = lines.split_last().ok_or("no lines")?;
@@ -108,40 +89,25 @@ fn scripts_read_json() -> Outcome {
     )?;
     check(leaves.len() == 9, leaves.len())?;
     for leaf in leaves {
-        for key in [
-            "path", "dtype", "shape", "bytes", "rung", "copies", "us", "declined",
-        ] {
+        for key in ["path", "dtype", "shape", "bytes", "rung", "copies", "us", "declined"] {
             check(!leaf[key].is_null(), (key, leaf))?;
         }
         let rung = if leaf["bytes"] == 0 { "inline" } else { "shm" };
         check(leaf["rung"] == rung, leaf)?;
     }
-    check(
-        leaves[1]["path"] == "$[\"image.bf16\"]" && leaves[1]["dtype"] == "bf16",
-        &leaves[1],
-    )
+    check(leaves[1]["path"] == "$[\"image.bf16\"]" && leaves[1]["dtype"] == "bf16", &leaves[1])
 }
 
 fn a_negative_is_the_photos_negative() -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let written = folder.path().join("out.png");
-    let output = relay(&[
-        &path("astronaut.png"),
-        "--op",
-        "invert",
-        "-o",
-        written.to_str().unwrap(),
-    ]);
+    let output =
+        relay(&[&path("astronaut.png"), "--op", "invert", "-o", written.to_str().unwrap()]);
     check(output.status.success(), err(&output))?;
     // The other way round it is the photo again.
     let twice = folder.path().join("twice.png");
-    let output = relay(&[
-        written.to_str().unwrap(),
-        "--op",
-        "invert",
-        "-o",
-        twice.to_str().unwrap(),
-    ]);
+    let output =
+        relay(&[written.to_str().unwrap(), "--op", "invert", "-o", twice.to_str().unwrap()]);
     check(output.status.success(), err(&output))?;
     let stats = |file: &str| -> Result<Json, String> {
         let lines = json(&relay(&["--json", "--op", "stats", file]))?;
@@ -183,22 +149,14 @@ fn what_is_written_reads_back() -> Outcome {
             }
             Ok(lines)
         };
-        check(
-            leaves(&path(input))? == leaves(written.to_str().unwrap())?,
-            input,
-        )?;
+        check(leaves(&path(input))? == leaves(written.to_str().unwrap())?, input)?;
     }
     // NumPy's own checksums of the arrays, made with NumPy.
     let expected: Json =
         serde_json::from_slice(&std::fs::read(data("expected.json")).unwrap()).unwrap();
     for name in ["image_f32.npy", "image_fortran_f32.npy"] {
         let written = folder.path().join("c.npy");
-        check(
-            relay(&[&path(name), "-o", written.to_str().unwrap()])
-                .status
-                .success(),
-            name,
-        )?;
+        check(relay(&[&path(name), "-o", written.to_str().unwrap()]).status.success(), name)?;
         let bytes = std::fs::read(&written).unwrap();
         // In C order, so that the contents are the file's last bytes.
         let contents = &bytes[bytes.len() - 128 * 128 * 3 * 4..];
@@ -223,47 +181,24 @@ fn bad_files_are_one_clear_line() -> Outcome {
         bytes[..bytes.len() / 2].to_vec()
     };
     let mut wrong_type = read("mixed.safetensors");
-    let at = wrong_type
-        .windows(5)
-        .position(|window| window == b"\"F16\"")
-        .unwrap();
+    let at = wrong_type.windows(5).position(|window| window == b"\"F16\"").unwrap();
     wrong_type[at..at + 5].copy_from_slice(b"\"F99\"");
     let mut not_bool = read("mask_bool.npy");
     *not_bool.last_mut().unwrap() = 2;
     for (file, says) in [
-        (
-            folder
-                .path()
-                .join("missing.png")
-                .to_str()
-                .unwrap()
-                .to_owned(),
-            "No such file",
-        ),
+        (folder.path().join("missing.png").to_str().unwrap().to_owned(), "No such file"),
         (file("half.png", &half("astronaut.png")), "half.png"),
         (file("half.jpg", &half("rocket.jpg")[..200]), "half.jpg"),
-        (
-            file("half.npy", &half("image_f32.npy")),
-            "takes 196608 bytes, the file has",
-        ),
-        (
-            file("half.safetensors", &half("mixed.safetensors")),
-            "half.safetensors",
-        ),
+        (file("half.npy", &half("image_f32.npy")), "takes 196608 bytes, the file has"),
+        (file("half.safetensors", &half("mixed.safetensors")), "half.safetensors"),
         (file("noise.png", &[7; 5000]), "noise.png"),
         (file("noise.npy", &[7; 5000]), "noise.npy"),
         (file("noise.safetensors", &[7; 5000]), "noise.safetensors"),
         (file("empty.npy", &[]), "empty.npy"),
         (file("type.safetensors", &wrong_type), "F99"),
         (file("bool.npy", &not_bool), "no value of the type"),
-        (
-            path("image_be_f4.npy"),
-            "'>f4' is not a plain little-endian one",
-        ),
-        (
-            path("vertices_record.npy"),
-            "is not a plain little-endian one",
-        ),
+        (path("image_be_f4.npy"), "'>f4' is not a plain little-endian one"),
+        (path("vertices_record.npy"), "is not a plain little-endian one"),
     ] {
         fails(&relay(&[&file]), 1, &["ladder: ", says])?;
     }
@@ -272,11 +207,7 @@ fn bad_files_are_one_clear_line() -> Outcome {
         1,
         &["No such file"],
     )?;
-    fails(
-        &relay(&[&path("image_f32.npy"), "-o", "out.mp3"]),
-        1,
-        &["cannot be written as"],
-    )?;
+    fails(&relay(&[&path("image_f32.npy"), "-o", "out.mp3"]), 1, &["cannot be written as"])?;
     fails(
         &relay(&[&path("mixed.safetensors"), "--op", "invert"]),
         1,
@@ -288,24 +219,14 @@ fn wrong_command_lines_are_status_2() -> Outcome {
     fails(&relay(&[]), 2, &["FILE"])?;
     fails(&relay(&["--op", "sharpen", "x"]), 2, &["sharpen"])?;
     fails(&relay(&["--repeat", "0", "x"]), 2, &["0"])?;
-    fails(
-        &relay(&["a", "b", "-o", "c"]),
-        2,
-        &["--output takes the result of one file"],
-    )?;
+    fails(&relay(&["a", "b", "-o", "c"]), 2, &["--output takes the result of one file"])?;
     fails(&ladder().arg("dance").output().unwrap(), 2, &["dance"])
 }
 
 fn with_worker(role: &str, timeout: &str) -> Output {
     let this = std::env::current_exe().unwrap();
     ladder()
-        .args([
-            "relay",
-            "--timeout",
-            timeout,
-            "--worker",
-            this.to_str().unwrap(),
-        ])
+        .args(["relay", "--timeout", timeout, "--worker", this.to_str().unwrap()])
         .arg(data("astronaut.png"))
         .env(ROLE, role)
         .output()
@@ -316,11 +237,7 @@ fn bad_workers_are_one_clear_line() -> Outcome {
     let before = Census::take();
     let output = relay(&[&path("astronaut.png"), "--worker", "/no/such/program"]);
     fails(&output, 1, &["/no/such/program", "No such file"])?;
-    fails(
-        &relay(&[&path("astronaut.png"), "--worker", "true"]),
-        1,
-        &["exited with status 0"],
-    )?;
+    fails(&relay(&[&path("astronaut.png"), "--worker", "true"]), 1, &["exited with status 0"])?;
     for (kind, says, _) in hostile::KINDS {
         fails(&with_worker(kind, "30"), 1, &[says])?;
     }
@@ -328,11 +245,8 @@ fn bad_workers_are_one_clear_line() -> Outcome {
         let started = Instant::now();
         let output = with_worker(kind, "0.3");
         check(started.elapsed() < Duration::from_secs(20), kind)?;
-        let says = if *kind == "hangs-at-once" {
-            "no handshake within"
-        } else {
-            "the deadline passed"
-        };
+        let says =
+            if *kind == "hangs-at-once" { "no handshake within" } else { "the deadline passed" };
         fails(&output, 1, &[says])?;
     }
     before.settle()
@@ -356,25 +270,13 @@ fn main() -> ExitCode {
         hostile::act(&role);
     }
     run_serially(vec![
-        trial(
-            "real_files_cross_on_shared_memory",
-            real_files_cross_on_shared_memory,
-        ),
+        trial("real_files_cross_on_shared_memory", real_files_cross_on_shared_memory),
         trial("scripts_read_json", scripts_read_json),
-        trial(
-            "a_negative_is_the_photos_negative",
-            a_negative_is_the_photos_negative,
-        ),
+        trial("a_negative_is_the_photos_negative", a_negative_is_the_photos_negative),
         trial("what_is_written_reads_back", what_is_written_reads_back),
         trial("bad_files_are_one_clear_line", bad_files_are_one_clear_line),
-        trial(
-            "wrong_command_lines_are_status_2",
-            wrong_command_lines_are_status_2,
-        ),
-        trial(
-            "bad_workers_are_one_clear_line",
-            bad_workers_are_one_clear_line,
-        ),
+        trial("wrong_command_lines_are_status_2", wrong_command_lines_are_status_2),
+        trial("bad_workers_are_one_clear_line", bad_workers_are_one_clear_line),
         trial("a_closed_pipe_is_no_panic", a_closed_pipe_is_no_panic),
     ])
 }

@@ -30,10 +30,9 @@ impl Member {
         piece: &mut dyn FnMut(&[u8]) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         match self {
-            Self::Range(storage, range) => storage
-                .window(range.clone())?
-                .memory()
-                .for_each_piece(piece),
+            Self::Range(storage, range) => {
+                storage.window(range.clone())?.memory().for_each_piece(piece)
+            }
             Self::Elements(tensor) => {
                 let span = tensor.layout().span();
                 let base = span.start;
@@ -81,9 +80,7 @@ impl Memory for Bundle {
     }
 
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
-        let end = offset
-            .checked_add(into.len())
-            .filter(|&end| end <= self.len);
+        let end = offset.checked_add(into.len()).filter(|&end| end <= self.len);
         let end = end.ok_or(Reason::OutOfBounds)?;
         let mut at = 0;
         self.for_each_piece(&mut |piece| {
@@ -120,10 +117,7 @@ mod tests {
         let view = Tensor::contiguous(Arc::clone(&whole), rung::DType::U8, &[10, 10]).unwrap();
         let mut bundle = Bundle::default();
         assert_eq!(bundle.push(Member::Range(whole, 5..10)), 0);
-        assert_eq!(
-            bundle.push(Member::Elements(view.select(1, 3).unwrap())),
-            64
-        );
+        assert_eq!(bundle.push(Member::Elements(view.select(1, 3).unwrap())), 64);
         let mut all = vec![9; bundle.len()];
         bundle.read_at(0, &mut all).unwrap();
         assert_eq!(all[..5], [5, 6, 7, 8, 9]);
@@ -132,9 +126,6 @@ mod tests {
         let mut middle = [9; 3];
         bundle.read_at(63, &mut middle).unwrap();
         assert_eq!(middle, [0, 3, 13]);
-        assert_eq!(
-            bundle.read_at(72, &mut middle).unwrap_err().reason(),
-            Reason::OutOfBounds
-        );
+        assert_eq!(bundle.read_at(72, &mut middle).unwrap_err().reason(), Reason::OutOfBounds);
     }
 }

@@ -90,10 +90,7 @@ impl Channel {
         let flusher = std::thread::Builder::new()
             .name("ladder-receipts".into())
             .spawn(move || flushed.flush_receipts())?;
-        Ok(Self {
-            core,
-            flusher: Some(flusher),
-        })
+        Ok(Self { core, flusher: Some(flusher) })
     }
 
     /// The channel to the host, if this process was spawned as a worker.
@@ -167,9 +164,7 @@ impl Channel {
         value: impl Into<Value>,
         options: CallOptions,
     ) -> Result<Reply, CallError> {
-        let deadline = options
-            .limit
-            .and_then(|limit| Instant::now().checked_add(limit));
+        let deadline = options.limit.and_then(|limit| Instant::now().checked_add(limit));
         let id = self.core.router().begin();
         let mut value = Some(value.into());
         let outcome = self.exchange(id, method, &mut value, deadline);
@@ -207,12 +202,7 @@ impl Channel {
                     Event::Accepted => drop(value.take()),
                     // About an attempt that is superseded, or after all was accepted.
                     Event::Refused { attempt: of, .. } if of != attempt || value.is_none() => {}
-                    Event::Refused {
-                        storage,
-                        code,
-                        text,
-                        ..
-                    } => break Err((storage, code, text)),
+                    Event::Refused { storage, code, text, .. } => break Err((storage, code, text)),
                     Event::Failed { code, text } => {
                         return Err(match not_taken {
                             Some(fault) if code == "undelivered" => {
@@ -221,12 +211,7 @@ impl Channel {
                             _ => CallErrorKind::Remote { code, text },
                         });
                     }
-                    Event::Returned {
-                        attempt,
-                        parcels,
-                        value,
-                        handles,
-                    } => {
+                    Event::Returned { attempt, parcels, value, handles } => {
                         break Ok((attempt, parcels, value, handles));
                     }
                 }
@@ -273,21 +258,9 @@ impl Channel {
     ) -> Result<Route, CallErrorKind> {
         let core = &*self.core;
         let leases = core.keep(&mut packing);
-        let Packing {
-            value,
-            parcels,
-            handles,
-            route,
-            ..
-        } = packing;
+        let Packing { value, parcels, handles, route, .. } = packing;
         let method = method.to_owned();
-        let message = Message::Call {
-            id,
-            attempt,
-            method,
-            parcels,
-            value,
-        };
+        let message = Message::Call { id, attempt, method, parcels, value };
         match core.send(&message, handles, deadline) {
             Ok(()) => Ok(route),
             Err(error) => {
@@ -332,8 +305,7 @@ impl Channel {
         };
         match unpack::import(&core.sessions, &core.returns, parcels, handles) {
             Ok(table) => {
-                core.send(&Message::Accept { of, id, attempt }, Vec::new(), None)
-                    .map_err(ended)?;
+                core.send(&Message::Accept { of, id, attempt }, Vec::new(), None).map_err(ended)?;
                 Ok(table)
             }
             Err(NotTaken::Storage(storage, fault)) => {
@@ -373,25 +345,16 @@ impl Channel {
                 Err(NotYet::Deadline) => continue,
             };
             let outcome = match work {
-                Work::Call {
-                    id,
-                    attempt,
-                    method,
-                    parcels,
-                    value,
-                    mut handles,
-                } => match self.take(Of::Call, id, attempt, parcels, &mut handles) {
-                    Ok(table) => self.answer(id, &method, &value, table, handler),
-                    Err(TakeError::Refused(_)) => Ok(()),
-                    Err(TakeError::Ended(ended)) => Err(ended),
-                },
-                Work::AnswerRefused {
-                    id,
-                    attempt,
-                    storage,
-                    code,
-                    text,
-                } => self.answer_again(id, attempt, storage, &code, &text),
+                Work::Call { id, attempt, method, parcels, value, mut handles } => {
+                    match self.take(Of::Call, id, attempt, parcels, &mut handles) {
+                        Ok(table) => self.answer(id, &method, &value, table, handler),
+                        Err(TakeError::Refused(_)) => Ok(()),
+                        Err(TakeError::Ended(ended)) => Err(ended),
+                    }
+                }
+                Work::AnswerRefused { id, attempt, storage, code, text } => {
+                    self.answer_again(id, attempt, storage, &code, &text)
+                }
             };
             match outcome {
                 // Closed while we answered: the next turn sees how.
@@ -463,29 +426,12 @@ impl Channel {
         };
         let rungs = rungs_of(&packing);
         let leases = core.keep(&mut packing);
-        let Packing {
-            value: json,
-            parcels,
-            handles,
-            ..
-        } = packing;
+        let Packing { value: json, parcels, handles, .. } = packing;
         let has_storages = !parcels.is_empty();
-        let message = Message::Return {
-            id,
-            attempt,
-            parcels,
-            value: json,
-        };
+        let message = Message::Return { id, attempt, parcels, value: json };
         // An answer without storages cannot be refused.
         if has_storages {
-            core.router().answers.insert(
-                id,
-                Answer {
-                    value,
-                    attempt,
-                    rungs,
-                },
-            );
+            core.router().answers.insert(id, Answer { value, attempt, rungs });
         }
         match core.send(&message, handles, None) {
             Ok(()) => Ok(()),
@@ -514,24 +460,13 @@ impl Channel {
         let core = &*self.core;
         let kept = {
             let mut router = core.router();
-            let current = router
-                .answers
-                .get(&id)
-                .is_some_and(|kept| kept.attempt == attempt);
-            if current {
-                router.answers.remove(&id)
-            } else {
-                None
-            }
+            let current = router.answers.get(&id).is_some_and(|kept| kept.attempt == attempt);
+            if current { router.answers.remove(&id) } else { None }
         };
         let Some(Answer { value, rungs, .. }) = kept else {
             return Ok(());
         };
-        let mut blocks = if attempt == 1 {
-            Blocks::AsTheyAre
-        } else {
-            Blocks::Fresh
-        };
+        let mut blocks = if attempt == 1 { Blocks::AsTheyAre } else { Blocks::Fresh };
         let again =
             attempt < ATTEMPTS && next_blocks(core, &mut blocks, &rungs, storage, code, text);
         if again {
@@ -539,10 +474,7 @@ impl Channel {
         }
         self.fail(
             id,
-            Failure::new(
-                "undelivered",
-                format!("the caller could not take the answer: {text}"),
-            ),
+            Failure::new("undelivered", format!("the caller could not take the answer: {text}")),
         )
     }
 
@@ -586,11 +518,7 @@ enum TakeError {
 }
 
 fn rungs_of(packing: &Packing) -> Vec<RungId> {
-    packing
-        .parcels
-        .iter()
-        .map(|parcel| parcel.lease().0.clone())
-        .collect()
+    packing.parcels.iter().map(|parcel| parcel.lease().0.clone()).collect()
 }
 
 fn unsent(unsendable: &Unsendable) -> Failure {

@@ -21,22 +21,9 @@ use crate::wire::{self, Message, Of};
 #[derive(Debug)]
 pub(crate) enum Event {
     Accepted,
-    Refused {
-        attempt: u32,
-        storage: usize,
-        code: String,
-        text: String,
-    },
-    Returned {
-        attempt: u32,
-        parcels: Vec<ParcelWire>,
-        value: String,
-        handles: VecDeque<Handle>,
-    },
-    Failed {
-        code: String,
-        text: String,
-    },
+    Refused { attempt: u32, storage: usize, code: String, text: String },
+    Returned { attempt: u32, parcels: Vec<ParcelWire>, value: String, handles: VecDeque<Handle> },
+    Failed { code: String, text: String },
 }
 
 /// What came for whoever serves.
@@ -51,13 +38,7 @@ pub(crate) enum Work {
         handles: VecDeque<Handle>,
     },
     /// The caller could not take our answer.
-    AnswerRefused {
-        id: u64,
-        attempt: u32,
-        storage: usize,
-        code: String,
-        text: String,
-    },
+    AnswerRefused { id: u64, attempt: u32, storage: usize, code: String, text: String },
 }
 
 /// An answer of ours that the caller has not accepted yet.
@@ -171,10 +152,7 @@ impl Core {
             if router.reading {
                 // Whoever reads wakes us when it has put something where it belongs, or stops.
                 let router = match deadline {
-                    None => self
-                        .changed
-                        .wait(router)
-                        .unwrap_or_else(PoisonError::into_inner),
+                    None => self.changed.wait(router).unwrap_or_else(PoisonError::into_inner),
                     Some(deadline) => {
                         let left = deadline.saturating_duration_since(Instant::now());
                         if left.is_zero() {
@@ -269,11 +247,7 @@ impl Core {
             self.returns.untake(vec![(rung.clone(), lease)]);
         }
         tracing::debug!(call = stale.id, "an answer came too late and was dropped");
-        let message = Message::Accept {
-            of: Of::Return,
-            id: stale.id,
-            attempt: stale.attempt,
-        };
+        let message = Message::Accept { of: Of::Return, id: stale.id, attempt: stale.attempt };
         // Where this fails the channel has ended, and whoever waits on it hears so.
         let _ = self.send(&message, Vec::new(), None);
     }
@@ -314,13 +288,11 @@ impl Core {
             handles.extend(some);
         }
         let json = wire::encode(message, &receipts).map_err(over)?;
-        self.link
-            .send(&json, handles, deadline)
-            .map_err(|error| match error {
-                LinkError::Deadline => NotSent::Deadline,
-                LinkError::OverCap(text) => NotSent::OverCap(text),
-                other => NotSent::Ended(other.into()),
-            })
+        self.link.send(&json, handles, deadline).map_err(|error| match error {
+            LinkError::Deadline => NotSent::Deadline,
+            LinkError::OverCap(text) => NotSent::OverCap(text),
+            other => NotSent::Ended(other.into()),
+        })
     }
 
     /// Keeps the owners of a packed message (L1): before it is sent, so that a receipt finds them.
@@ -335,10 +307,8 @@ impl Core {
 
     /// Ends leases that were never sent.
     pub(crate) fn unkeep(&self, leases: Vec<(RungId, LeaseId)>) {
-        let owners: Vec<_> = leases
-            .iter()
-            .map(|(rung, lease)| self.keeper.release(rung, *lease))
-            .collect();
+        let owners: Vec<_> =
+            leases.iter().map(|(rung, lease)| self.keeper.release(rung, *lease)).collect();
         drop(owners);
     }
 
@@ -349,10 +319,7 @@ impl Core {
             if leases.is_empty() {
                 continue;
             }
-            if self
-                .write(&Message::Receipts, &leases, &mut Vec::new(), None)
-                .is_err()
-            {
+            if self.write(&Message::Receipts, &leases, &mut Vec::new(), None).is_err() {
                 return;
             }
         }
@@ -380,45 +347,15 @@ fn dispatch(
     handles: VecDeque<Handle>,
 ) -> (Option<Stale>, Option<Answer>) {
     match message {
-        Message::Call {
-            id,
-            attempt,
-            method,
-            parcels,
-            value,
-        } => {
-            router.work.push_back(Work::Call {
-                id,
-                attempt,
-                method,
-                parcels,
-                value,
-                handles,
-            });
+        Message::Call { id, attempt, method, parcels, value } => {
+            router.work.push_back(Work::Call { id, attempt, method, parcels, value, handles });
         }
-        Message::Return {
-            id,
-            attempt,
-            parcels,
-            value,
-        } => match router.calls.get_mut(&id) {
+        Message::Return { id, attempt, parcels, value } => match router.calls.get_mut(&id) {
             Some(events) => {
-                events.push_back(Event::Returned {
-                    attempt,
-                    parcels,
-                    value,
-                    handles,
-                });
+                events.push_back(Event::Returned { attempt, parcels, value, handles });
             }
             None => {
-                return (
-                    Some(Stale {
-                        id,
-                        attempt,
-                        parcels,
-                    }),
-                    None,
-                );
+                return (Some(Stale { id, attempt, parcels }), None);
             }
         },
         Message::Error { id, code, text } => {
@@ -426,59 +363,24 @@ fn dispatch(
                 events.push_back(Event::Failed { code, text });
             }
         }
-        Message::Accept {
-            of: Of::Call, id, ..
-        } => {
+        Message::Accept { of: Of::Call, id, .. } => {
             if let Some(events) = router.calls.get_mut(&id) {
                 events.push_back(Event::Accepted);
             }
         }
-        Message::Accept {
-            of: Of::Return,
-            id,
-            attempt,
-        } => {
-            if router
-                .answers
-                .get(&id)
-                .is_some_and(|answer| answer.attempt == attempt)
-            {
+        Message::Accept { of: Of::Return, id, attempt } => {
+            if router.answers.get(&id).is_some_and(|answer| answer.attempt == attempt) {
                 return (None, router.answers.remove(&id));
             }
         }
-        Message::Refuse {
-            of: Of::Call,
-            id,
-            attempt,
-            storage,
-            reason,
-            text,
-        } => {
+        Message::Refuse { of: Of::Call, id, attempt, storage, reason, text } => {
             if let Some(events) = router.calls.get_mut(&id) {
-                events.push_back(Event::Refused {
-                    attempt,
-                    storage,
-                    code: reason,
-                    text,
-                });
+                events.push_back(Event::Refused { attempt, storage, code: reason, text });
             }
         }
-        Message::Refuse {
-            of: Of::Return,
-            id,
-            attempt,
-            storage,
-            reason,
-            text,
-        } => {
+        Message::Refuse { of: Of::Return, id, attempt, storage, reason, text } => {
             let code = reason;
-            router.work.push_back(Work::AnswerRefused {
-                id,
-                attempt,
-                storage,
-                code,
-                text,
-            });
+            router.work.push_back(Work::AnswerRefused { id, attempt, storage, code, text });
         }
         // A second hello says nothing that the first did not; receipts are done with already.
         Message::Hello(_) | Message::Receipts => {}

@@ -46,10 +46,7 @@ impl From<LinkError> for Ended {
             LinkError::Fault(fault) => Self::Broken(fault),
             LinkError::System(call, error) => Self::System(call, Arc::new(error)),
             // Deadlines and caps end no channel; whoever meets them there handles them first.
-            other => Self::System(
-                "the link",
-                Arc::new(std::io::Error::other(other.to_string())),
-            ),
+            other => Self::System("the link", Arc::new(std::io::Error::other(other.to_string()))),
         }
     }
 }
@@ -142,11 +139,7 @@ pub enum CallErrorKind {
 
 impl CallError {
     pub(crate) fn new(method: &str, kind: CallErrorKind, value: Option<Value>) -> Self {
-        Self {
-            method: method.to_owned(),
-            kind: Box::new(kind),
-            value: value.map(Box::new),
-        }
+        Self { method: method.to_owned(), kind: Box::new(kind), value: value.map(Box::new) }
     }
 
     /// What went wrong.

@@ -18,19 +18,13 @@ impl Failure {
     /// With a code of the application's own.
     #[must_use]
     pub fn new(code: impl Into<String>, text: impl Into<String>) -> Self {
-        Self {
-            code: code.into(),
-            text: text.into(),
-        }
+        Self { code: code.into(), text: text.into() }
     }
 
     /// There is no such method.
     #[must_use]
     pub fn unknown_method(method: &str) -> Self {
-        Self::new(
-            "unknown-method",
-            format!("the worker has no method {method:?}"),
-        )
+        Self::new("unknown-method", format!("the worker has no method {method:?}"))
     }
 }
 

@@ -50,24 +50,15 @@ pub(crate) fn shake(
     let mut handles = frame.handles;
     let (message, _) = wire::decode(&frame.json).map_err(broken)?;
     let Message::Hello(theirs) = message else {
-        return Err(broken(Fault::new(
-            Reason::BadMetadata,
-            "its first message is no hello",
-        )));
+        return Err(broken(Fault::new(Reason::BadMetadata, "its first message is no hello")));
     };
     if theirs.role == role {
         // Our own words come back from something that echoes its input.
-        return Err(broken(Fault::new(
-            Reason::BadMetadata,
-            "the peer has our own role",
-        )));
+        return Err(broken(Fault::new(Reason::BadMetadata, "the peer has our own role")));
     }
     let [lowest, highest] = theirs.protocol;
     if lowest > SPOKEN[1] || highest < SPOKEN[0] {
-        return Err(ConnectError::Version {
-            mine: SPOKEN,
-            theirs: theirs.protocol,
-        });
+        return Err(ConnectError::Version { mine: SPOKEN, theirs: theirs.protocol });
     }
     let their_offers = theirs
         .offers
@@ -90,18 +81,11 @@ fn hello(role: Role, offers: &Probed) -> Result<(String, Vec<Handle>), Fault> {
     let (mut wires, mut handles) = (Vec::new(), Vec::new());
     for offer in offers.iter().filter_map(|(_, offer)| offer.as_ref().ok()) {
         // The offer itself is still needed to open, so its handles go as duplicates.
-        let copies: Result<Vec<Handle>, _> = offer
-            .handles
-            .iter()
-            .map(|handle| handle.try_clone())
-            .collect();
+        let copies: Result<Vec<Handle>, _> =
+            offer.handles.iter().map(|handle| handle.try_clone()).collect();
         let copies =
             copies.map_err(|error| Fault::new(Reason::NoDescriptors, error.to_string()))?;
-        let copy = Offer {
-            rung: offer.rung.clone(),
-            meta: offer.meta.clone(),
-            handles: copies,
-        };
+        let copy = Offer { rung: offer.rung.clone(), meta: offer.meta.clone(), handles: copies };
         let (wire, some) = copy.split()?;
         wires.push(wire);
         handles.extend(some);

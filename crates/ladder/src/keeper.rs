@@ -30,10 +30,7 @@ pub(crate) struct Keeper {
 impl std::fmt::Debug for Keeper {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (leases, bytes) = self.out();
-        f.debug_struct("Keeper")
-            .field("leases", &leases)
-            .field("bytes", &bytes)
-            .finish()
+        f.debug_struct("Keeper").field("leases", &leases).field("bytes", &bytes).finish()
     }
 }
 
@@ -96,10 +93,7 @@ impl Returns {
     pub(crate) fn overdue(&self) -> bool {
         let mut queue = lock(&self.queue);
         while queue.waiting.is_empty() && !queue.closed {
-            queue = self
-                .pushed
-                .wait(queue)
-                .unwrap_or_else(PoisonError::into_inner);
+            queue = self.pushed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         if queue.closed {
             return false;
@@ -128,11 +122,7 @@ pub(crate) struct LeaseGuard {
 
 impl LeaseGuard {
     pub(crate) fn new(returns: &Arc<Returns>, rung: RungId, lease: LeaseId) -> Self {
-        Self {
-            returns: Arc::clone(returns),
-            rung,
-            lease,
-        }
+        Self { returns: Arc::clone(returns), rung, lease }
     }
 }
 
@@ -155,10 +145,7 @@ mod tests {
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
-        let step = prop_oneof![
-            (0u64..20).prop_map(Step::Keep),
-            (0u64..25).prop_map(Step::Release)
-        ];
+        let step = prop_oneof![(0u64..20).prop_map(Step::Keep), (0u64..25).prop_map(Step::Release)];
         prop::collection::vec(step, 0..200)
     }
 

@@ -32,10 +32,7 @@ impl Ladder {
 
     /// Asks every rung what this process can do.
     pub(crate) fn probe(&self) -> Vec<(RungId, Result<Offer, Refusal>)> {
-        self.rungs
-            .iter()
-            .map(|rung| (rung.id(), rung.probe()))
-            .collect()
+        self.rungs.iter().map(|rung| (rung.id(), rung.probe())).collect()
     }
 
     /// Opens every rung that both sides offer.
@@ -47,10 +44,7 @@ impl Ladder {
     ) -> Sessions {
         let opened = self.rungs.iter().map(|rung| {
             let id = rung.id();
-            let mine = mine
-                .iter()
-                .find(|(known, _)| *known == id)
-                .map(|(_, offer)| offer);
+            let mine = mine.iter().find(|(known, _)| *known == id).map(|(_, offer)| offer);
             let session = match (mine, theirs.iter().find(|offer| offer.rung == id)) {
                 (Some(Ok(mine)), Some(theirs)) => rung.open(mine, theirs, trust.clone()),
                 (Some(Err(refusal)), _) => Err(refusal.clone()),
@@ -60,15 +54,9 @@ impl Ladder {
                 Ok(_) => tracing::debug!(rung = %id, "opened"),
                 Err(refusal) => tracing::warn!(rung = %id, code = %refusal.reason(), "{refusal}"),
             }
-            Opened {
-                id,
-                session,
-                demoted: AtomicBool::new(false),
-            }
+            Opened { id, session, demoted: AtomicBool::new(false) }
         });
-        Sessions {
-            opened: opened.collect(),
-        }
+        Sessions { opened: opened.collect() }
     }
 }
 
@@ -106,35 +94,30 @@ impl Sessions {
     pub(crate) fn carriers(
         &self,
     ) -> impl Iterator<Item = (&RungId, Result<&dyn Carrier, Refusal>)> {
-        self.opened
-            .iter()
-            .filter_map(|opened| match opened.usable() {
-                Ok(Session::Carrier(carrier)) => Some((&opened.id, Ok(&**carrier))),
-                Ok(Session::Form(_)) => None,
-                // What was never opened is of no kind; a demoted form does not exist.
-                Err(refusal) => Some((&opened.id, Err(refusal))),
-            })
+        self.opened.iter().filter_map(|opened| match opened.usable() {
+            Ok(Session::Carrier(carrier)) => Some((&opened.id, Ok(&**carrier))),
+            Ok(Session::Form(_)) => None,
+            // What was never opened is of no kind; a demoted form does not exist.
+            Err(refusal) => Some((&opened.id, Err(refusal))),
+        })
     }
 
     /// The forms to send in, from the highest.
     pub(crate) fn forms(&self) -> impl Iterator<Item = (&RungId, &dyn Form)> {
-        self.opened
-            .iter()
-            .filter_map(|opened| match opened.usable() {
-                Ok(Session::Form(form)) => Some((&opened.id, &**form)),
-                _ => None,
-            })
+        self.opened.iter().filter_map(|opened| match opened.usable() {
+            Ok(Session::Form(form)) => Some((&opened.id, &**form)),
+            _ => None,
+        })
     }
 
     /// The carrier to receive on.
     pub(crate) fn carrier(&self, rung: &RungId) -> Option<&dyn Carrier> {
-        self.opened
-            .iter()
-            .find(|opened| opened.id == *rung)
-            .and_then(|opened| match &opened.session {
+        self.opened.iter().find(|opened| opened.id == *rung).and_then(|opened| {
+            match &opened.session {
                 Ok(Session::Carrier(carrier)) => Some(&**carrier),
                 _ => None,
-            })
+            }
+        })
     }
 
     /// Takes a carrier out of use for sending; whether a lower one is left.

@@ -54,18 +54,12 @@ pub(crate) struct BlobTag {
 pub(crate) const READ_ONLY: u8 = 1;
 pub(crate) const REQUIRES_GRAD: u8 = 2;
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature that serde asks for"
-)]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
 fn is_zero(number: &usize) -> bool {
     *number == 0
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature that serde asks for"
-)]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
 fn no_flags(flags: &u8) -> bool {
     *flags == 0
 }
@@ -126,13 +120,7 @@ pub(crate) fn pack(
     }
     let mut text = String::new();
     codec::encode(value, &mut text, &mut packer)?;
-    Ok(Packing {
-        value: text,
-        parcels,
-        handles,
-        owners,
-        route: packer.route,
-    })
+    Ok(Packing { value: text, parcels, handles, owners, route: packer.route })
 }
 
 /// A leaf, for an error.
@@ -191,11 +179,7 @@ fn export(
             }
         }
     }
-    Err(Unsendable {
-        path: first.path.clone(),
-        kind: first.kind.clone(),
-        refusals: declined,
-    })
+    Err(Unsendable { path: first.path.clone(), kind: first.kind.clone(), refusals: declined })
 }
 
 /// What is known of one storage before it is placed.
@@ -287,8 +271,7 @@ impl Survey {
                 seen.view = None;
             }
             None => {
-                self.by_storage
-                    .insert(address(&**tensor.storage()), self.seen.len());
+                self.by_storage.insert(address(&**tensor.storage()), self.seen.len());
                 self.seen.push(Seen {
                     storage: Arc::clone(tensor.storage()),
                     span,
@@ -305,18 +288,9 @@ impl Survey {
 
     fn blob(&mut self, value: &Value, storage: Arc<Storage>, path: &Path<'_>) {
         self.by_blob.insert(address(value), self.seen.len());
-        let first = Named {
-            path: path.to_string(),
-            kind: value.kind().to_owned(),
-        };
+        let first = Named { path: path.to_string(), kind: value.kind().to_owned() };
         let span = 0..storage.len();
-        self.seen.push(Seen {
-            storage,
-            span,
-            views: 1,
-            view: None,
-            first,
-        });
+        self.seen.push(Seen { storage, span, views: 1, view: None, first });
     }
 }
 
@@ -354,12 +328,7 @@ type Table = Vec<(Arc<Storage>, Named)>;
 
 /// The second pass: what goes on which entry of the table.
 fn place(survey: Survey, blocks: Blocks) -> (Places, Table) {
-    let Survey {
-        seen,
-        by_storage,
-        by_blob,
-        ..
-    } = survey;
+    let Survey { seen, by_storage, by_blob, .. } = survey;
     let mut table: Table = Vec::new();
     let mut places: Vec<Option<Place>> = vec![None; seen.len()];
     let mut shared = 0;
@@ -371,12 +340,7 @@ fn place(survey: Survey, blocks: Blocks) -> (Places, Table) {
         // Device memory is for a carrier to take or refuse; it is never looked into here.
         if goes_as_it_is || !seen.storage.device().is_host() {
             shared += 1;
-            places[index] = Some(Place {
-                entry: table.len(),
-                at: 0,
-                base: 0,
-                gathered: false,
-            });
+            places[index] = Some(Place { entry: table.len(), at: 0, base: 0, gathered: false });
             table.push((seen.storage, seen.first));
         } else {
             private.push((index, seen));
@@ -389,12 +353,7 @@ fn place(survey: Survey, blocks: Blocks) -> (Places, Table) {
         let (member, base, gathered) = member(&seen);
         let (mut bundle, first) = open.take().unwrap_or((Bundle::default(), seen.first));
         let at = bundle.push(member);
-        places[index] = Some(Place {
-            entry: table.len(),
-            at,
-            base,
-            gathered,
-        });
+        places[index] = Some(Place { entry: table.len(), at, base, gathered });
         if rung::Memory::len(&bundle) >= most {
             table.push((Arc::new(Storage::new(bundle)), first));
         } else {
@@ -405,14 +364,7 @@ fn place(survey: Survey, blocks: Blocks) -> (Places, Table) {
         table.push((Arc::new(Storage::new(bundle)), first));
     }
     let seen = places.into_iter().flatten().collect();
-    (
-        Places {
-            seen,
-            by_storage,
-            by_blob,
-        },
-        table,
-    )
+    (Places { seen, by_storage, by_blob }, table)
 }
 
 /// The part of a private storage that is worth sending.
@@ -425,11 +377,7 @@ fn member(seen: &Seen) -> (Member, usize, bool) {
     }
     // Down to an aligned byte, so that every view of it stays as aligned as it was.
     let base = seen.span.start / ALIGN * ALIGN;
-    (
-        Member::Range(Arc::clone(&seen.storage), base..seen.span.end),
-        base,
-        false,
-    )
+    (Member::Range(Arc::clone(&seen.storage), base..seen.span.end), base, false)
 }
 
 /// One entry of the table once it is exported.
@@ -469,9 +417,7 @@ impl Packer<'_> {
             return Ok(tag);
         }
         let known = self.places.by_storage.get(&address(&**tensor.storage()));
-        let place = known
-            .and_then(|&at| self.places.seen.get(at))
-            .ok_or(Reason::UnknownStorage)?;
+        let place = known.and_then(|&at| self.places.seen.get(at)).ok_or(Reason::UnknownStorage)?;
         let layout = if place.gathered {
             Layout::contiguous(tensor.dtype(), tensor.shape())?
         } else {
@@ -490,11 +436,7 @@ impl Packer<'_> {
     fn blob(&mut self, value: &Value, path: &Path<'_>, len: usize) -> Option<BlobTag> {
         let at = *self.places.by_blob.get(&address(value))?;
         let place = self.places.seen.get(at)?;
-        let tag = BlobTag {
-            s: place.entry,
-            o: place.at,
-            n: len,
-        };
+        let tag = BlobTag { s: place.entry, o: place.at, n: len };
         // A String is cloned into its storage first.
         let (what, more) = match value {
             Value::Str(_) => (What::Str, 1),

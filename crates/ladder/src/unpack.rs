@@ -102,25 +102,15 @@ pub(crate) struct Read {
 ///
 /// Whatever in it is not what the wire says.
 pub(crate) fn read(json: &str, table: &[Entry]) -> Result<Read, Fault> {
-    let mut reader = Reader {
-        table,
-        arrivals: Vec::new(),
-    };
+    let mut reader = Reader { table, arrivals: Vec::new() };
     let value = codec::decode(json, &mut reader)?;
-    Ok(Read {
-        value,
-        arrivals: reader.arrivals,
-    })
+    Ok(Read { value, arrivals: reader.arrivals })
 }
 
 impl Read {
     /// The route: worked out when somebody asks, since it takes another look at the whole value.
     pub(crate) fn route(&self) -> Route {
-        let mut namer = Namer {
-            arrivals: &self.arrivals,
-            node: 0,
-            route: Route::default(),
-        };
+        let mut namer = Namer { arrivals: &self.arrivals, node: 0, route: Route::default() };
         namer.look(&self.value, &Path::ROOT);
         namer.route
     }
@@ -138,10 +128,7 @@ impl Namer<'_> {
         let from = self.arrivals.partition_point(|(node, _)| *node < self.node);
         match self.arrivals.get(from) {
             Some((node, leg)) if *node == self.node => {
-                self.route.legs.push(Leg {
-                    path: path.to_string(),
-                    ..leg.clone()
-                });
+                self.route.legs.push(Leg { path: path.to_string(), ..leg.clone() });
                 self.node = end;
             }
             Some((node, _)) if *node < end => {
@@ -234,10 +221,7 @@ impl Reader<'_> {
         if f & !(READ_ONLY | REQUIRES_GRAD) != 0 {
             return Err(Fault::new(Reason::BadMetadata, format!("tensor flags {f}")));
         }
-        let flags = Flags {
-            read_only: f & READ_ONLY != 0,
-            requires_grad: f & REQUIRES_GRAD != 0,
-        };
+        let flags = Flags { read_only: f & READ_ONLY != 0, requires_grad: f & REQUIRES_GRAD != 0 };
         let whole = Layout::contiguous(d, &h)?;
         let what = What::Tensor(d, h);
         let tensor = match s {
@@ -259,10 +243,7 @@ impl Reader<'_> {
     /// The bytes of a blob: lent where they may be, else copied out.
     fn blob(&self, tag: &BlobTag) -> Result<(Bytes, u8), Fault> {
         let entry = self.entry(tag.s)?;
-        let end = tag
-            .o
-            .checked_add(tag.n)
-            .filter(|&end| end <= entry.storage.len());
+        let end = tag.o.checked_add(tag.n).filter(|&end| end <= entry.storage.len());
         let end = end.ok_or_else(|| {
             let detail = format!("{} bytes at {} of {}", tag.n, tag.o, entry.storage.len());
             Fault::new(Reason::OutOfBounds, detail)

@@ -67,37 +67,11 @@ pub(crate) struct Hello {
 #[derive(Debug)]
 pub(crate) enum Message {
     Hello(Hello),
-    Call {
-        id: u64,
-        attempt: u32,
-        method: String,
-        parcels: Vec<ParcelWire>,
-        value: String,
-    },
-    Return {
-        id: u64,
-        attempt: u32,
-        parcels: Vec<ParcelWire>,
-        value: String,
-    },
-    Error {
-        id: u64,
-        code: String,
-        text: String,
-    },
-    Accept {
-        of: Of,
-        id: u64,
-        attempt: u32,
-    },
-    Refuse {
-        of: Of,
-        id: u64,
-        attempt: u32,
-        storage: usize,
-        reason: String,
-        text: String,
-    },
+    Call { id: u64, attempt: u32, method: String, parcels: Vec<ParcelWire>, value: String },
+    Return { id: u64, attempt: u32, parcels: Vec<ParcelWire>, value: String },
+    Error { id: u64, code: String, text: String },
+    Accept { of: Of, id: u64, attempt: u32 },
+    Refuse { of: Of, id: u64, attempt: u32, storage: usize, reason: String, text: String },
     Receipts,
 }
 
@@ -126,13 +100,7 @@ pub(crate) fn encode(message: &Message, receipts: &[ReceiptWire]) -> Result<Stri
             field("lib", &json(&hello.library)?);
             field("offers", &json(&hello.offers)?);
         }
-        Message::Call {
-            id,
-            attempt,
-            method,
-            parcels,
-            value,
-        } => {
+        Message::Call { id, attempt, method, parcels, value } => {
             field("k", "\"call\"");
             field("id", &id.to_string());
             field("n", &attempt.to_string());
@@ -140,12 +108,7 @@ pub(crate) fn encode(message: &Message, receipts: &[ReceiptWire]) -> Result<Stri
             field("p", &json(parcels)?);
             field("a", value);
         }
-        Message::Return {
-            id,
-            attempt,
-            parcels,
-            value,
-        } => {
+        Message::Return { id, attempt, parcels, value } => {
             field("k", "\"ret\"");
             field("id", &id.to_string());
             field("n", &attempt.to_string());
@@ -164,14 +127,7 @@ pub(crate) fn encode(message: &Message, receipts: &[ReceiptWire]) -> Result<Stri
             field("id", &id.to_string());
             field("n", &attempt.to_string());
         }
-        Message::Refuse {
-            of,
-            id,
-            attempt,
-            storage,
-            reason,
-            text,
-        } => {
+        Message::Refuse { of, id, attempt, storage, reason, text } => {
             field("k", "\"nack\"");
             field("of", &json(of)?);
             field("id", &id.to_string());
@@ -255,10 +211,7 @@ fn need<T>(part: Option<T>, name: &str) -> Result<T, Fault> {
 fn text(part: Option<Cow<'_, str>>, name: &str, most: usize) -> Result<String, Fault> {
     let text = need(part, name)?;
     if text.len() > most {
-        return Err(Fault::new(
-            Reason::OverCap,
-            format!("{name:?} of {} bytes", text.len()),
-        ));
+        return Err(Fault::new(Reason::OverCap, format!("{name:?} of {} bytes", text.len())));
     }
     Ok(text.into_owned())
 }
@@ -314,11 +267,7 @@ pub(crate) fn decode(json: &str) -> Result<(Message, Vec<ReceiptWire>), Fault> {
             code: text(raw.code, "code", 64)?,
             text: text(raw.text, "text", 4 * TEXT)?,
         },
-        Kind::Acc => Message::Accept {
-            of: of()?,
-            id: id()?,
-            attempt: attempt()?,
-        },
+        Kind::Acc => Message::Accept { of: of()?, id: id()?, attempt: attempt()? },
         Kind::Nack => Message::Refuse {
             of: of()?,
             id: id()?,
@@ -341,54 +290,24 @@ mod tests {
         let handle = std::fs::File::open("/dev/null").unwrap().into();
         let meta = Meta::write(&()).unwrap();
         let (rung, lease, handles) = (RungId::SHM, LeaseId(7), vec![handle]);
-        Parcel {
-            rung,
-            lease,
-            bytes: 24,
-            copies: 1,
-            meta,
-            handles,
-        }
-        .split()
-        .unwrap()
-        .0
+        Parcel { rung, lease, bytes: 24, copies: 1, meta, handles }.split().unwrap().0
     }
 
     fn receipt() -> ReceiptWire {
         let (rung, lease) = (RungId::SHM, LeaseId(3));
-        Receipt {
-            rung,
-            lease,
-            meta: None,
-            handles: vec![],
-        }
-        .split()
-        .unwrap()
-        .0
+        Receipt { rung, lease, meta: None, handles: vec![] }.split().unwrap().0
     }
 
     /// One of each message, in both directions, as the peers write them.
     fn every_message() -> Vec<(Message, Vec<ReceiptWire>)> {
         let offer = |rung| {
             let meta = Meta::write(&1).unwrap();
-            Offer {
-                rung,
-                meta,
-                handles: vec![],
-            }
-            .split()
-            .unwrap()
-            .0
+            Offer { rung, meta, handles: vec![] }.split().unwrap().0
         };
         let hello = |role| {
             let offers = vec![offer(RungId::SHM), offer(RungId::INLINE)];
             let library = "0.1.0".to_owned();
-            Message::Hello(Hello {
-                role,
-                protocol: [1, 1],
-                library,
-                offers,
-            })
+            Message::Hello(Hello { role, protocol: [1, 1], library, offers })
         };
         let tensor = r#"{"image":{"$T":{"d":"f32","h":[2,3],"s":0}}}"#.to_owned();
         let (id, attempt) = (1, 1);
@@ -423,22 +342,10 @@ mod tests {
                 },
                 vec![receipt(), receipt()],
             ),
-            (
-                Message::Accept {
-                    of: Of::Call,
-                    id,
-                    attempt,
-                },
-                vec![],
-            ),
+            (Message::Accept { of: Of::Call, id, attempt }, vec![]),
             (refuse(Of::Call), vec![receipt()]),
             (
-                Message::Return {
-                    id,
-                    attempt,
-                    parcels: vec![parcel()],
-                    value: tensor,
-                },
+                Message::Return { id, attempt, parcels: vec![parcel()], value: tensor },
                 vec![receipt()],
             ),
             (
@@ -449,14 +356,7 @@ mod tests {
                 },
                 vec![],
             ),
-            (
-                Message::Accept {
-                    of: Of::Return,
-                    id,
-                    attempt,
-                },
-                vec![],
-            ),
+            (Message::Accept { of: Of::Return, id, attempt }, vec![]),
             (refuse(Of::Return), vec![]),
             (Message::Receipts, vec![receipt()]),
         ]
@@ -479,10 +379,7 @@ mod tests {
             std::fs::write(path, &written).unwrap();
             return;
         }
-        assert_eq!(
-            written, golden,
-            "run with BLESS=1 where the change is meant"
-        );
+        assert_eq!(written, golden, "run with BLESS=1 where the change is meant");
     }
 
     #[test]
@@ -500,11 +397,7 @@ mod tests {
             r#"{"v":1,"k":"call","id":-1,"n":1,"m":"x","p":[],"a":1}"#,
             r#"{"v":1,"k":"rel","rel":[],"extra":1}"#,
         ] {
-            assert_eq!(
-                decode(json).unwrap_err().reason(),
-                Reason::BadMetadata,
-                "{json}"
-            );
+            assert_eq!(decode(json).unwrap_err().reason(), Reason::BadMetadata, "{json}");
         }
         let long = format!(
             r#"{{"v":1,"k":"call","id":1,"n":1,"m":"{}","p":[],"a":1}}"#,
@@ -516,9 +409,7 @@ mod tests {
     #[test]
     fn a_null_value_is_a_value() {
         let json = r#"{"v":1,"k":"ret","id":1,"n":1,"p":[],"a":null}"#;
-        let (Message::Return { value, .. }, _) = decode(json).unwrap() else {
-            panic!()
-        };
+        let (Message::Return { value, .. }, _) = decode(json).unwrap() else { panic!() };
         assert_eq!(value, "null");
     }
 }

@@ -82,11 +82,7 @@ pub struct WorkerBuilder {
 
 impl Default for WorkerBuilder {
     fn default() -> Self {
-        Self {
-            ladder: Ladder::standard(),
-            trust: None,
-            handshake: HANDSHAKE,
-        }
+        Self { ladder: Ladder::standard(), trust: None, handshake: HANDSHAKE }
     }
 }
 

@@ -228,11 +228,7 @@ mod tests {
             (vec![0], FRAME_HANDLES + 1),
         ] {
             let mut decoder = Decoder::new();
-            feed(
-                &mut decoder,
-                &bytes,
-                (0..handles).map(|_| handle()).collect(),
-            );
+            feed(&mut decoder, &bytes, (0..handles).map(|_| handle()).collect());
             let fault = loop {
                 match decoder.next_frame() {
                     Ok(Some(_)) => {}
@@ -248,40 +244,25 @@ mod tests {
     fn missing_descriptors_are_a_fault_before_the_frame_is_complete() {
         let mut decoder = Decoder::new();
         feed(&mut decoder, &encoded("[1,2]", 2)[..7], vec![handle()]);
-        assert_eq!(
-            decoder.next_frame().unwrap_err().reason(),
-            Reason::WrongHandles
-        );
+        assert_eq!(decoder.next_frame().unwrap_err().reason(), Reason::WrongHandles);
     }
 
     #[test]
     fn caps_are_checked_before_anything_is_stored() {
-        for (length, count) in [
-            (FRAME_BYTES as u32 + 1, 0u16),
-            (u32::MAX, 0),
-            (1, 254),
-            (0, 0),
-        ] {
+        for (length, count) in [(FRAME_BYTES as u32 + 1, 0u16), (u32::MAX, 0), (1, 254), (0, 0)] {
             let mut decoder = Decoder::new();
             let bytes = [&length.to_be_bytes()[..], &count.to_be_bytes()].concat();
             feed(&mut decoder, &bytes, vec![]);
             let reason = decoder.next_frame().unwrap_err().reason();
-            assert!(
-                matches!(reason, Reason::OverCap | Reason::BadMetadata),
-                "{reason}"
-            );
+            assert!(matches!(reason, Reason::OverCap | Reason::BadMetadata), "{reason}");
         }
     }
 
     #[test]
     fn a_cut_frame_says_how_much_came() {
         let whole = encoded("[1,2,3]", 0);
-        for (came, want) in [
-            (0, None),
-            (3, Some((3, 6))),
-            (6, Some((6, 13))),
-            (12, Some((12, 13))),
-        ] {
+        for (came, want) in [(0, None), (3, Some((3, 6))), (6, Some((6, 13))), (12, Some((12, 13)))]
+        {
             let mut decoder = Decoder::new();
             feed(&mut decoder, &whole[..came], vec![]);
             assert!(decoder.next_frame().unwrap().is_none());

@@ -187,10 +187,7 @@ impl Link {
             let parts = if sent < prefix.len() {
                 [IoSlice::new(&prefix[sent..]), IoSlice::new(json.as_bytes())]
             } else {
-                [
-                    IoSlice::new(&json.as_bytes()[sent - prefix.len()..]),
-                    IoSlice::new(&[]),
-                ]
+                [IoSlice::new(&json.as_bytes()[sent - prefix.len()..]), IoSlice::new(&[])]
             };
             // All descriptors ride the first byte: any earlier write has taken them along.
             let riding = if sent == 0 { handles } else { &[] };
@@ -248,19 +245,13 @@ impl Link {
                 Err(std::sync::TryLockError::WouldBlock) => None,
             };
             let reading = reading.filter(|inbox| inbox.ready_bytes < READ_AHEAD && !inbox.ended);
-            let interest = if reading.is_some() {
-                PollFlags::OUT | PollFlags::IN
-            } else {
-                PollFlags::OUT
-            };
+            let interest =
+                if reading.is_some() { PollFlags::OUT | PollFlags::IN } else { PollFlags::OUT };
             let ready = self.poll(interest, deadline)?;
             if let Some(mut inbox) = reading.filter(|_| ready.socket.intersects(PollFlags::IN)) {
                 self.read_some(&mut inbox)?;
             }
-            if ready
-                .socket
-                .intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP)
-            {
+            if ready.socket.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP) {
                 return Ok(());
             }
             if ready.peer_exited {
@@ -351,10 +342,7 @@ impl Link {
             // which ones, nobody can tell any more.
             return Err(self.broken(Fault::new(
                 Reason::NoDescriptors,
-                format!(
-                    "descriptors were cut off on receipt, {} came",
-                    handles.len()
-                ),
+                format!("descriptors were cut off on receipt, {} came", handles.len()),
             )));
         }
         if received.bytes == 0 {
@@ -426,9 +414,7 @@ impl Link {
                 Ok(_) => {
                     return Ok(Ready {
                         socket: waiting[0].revents(),
-                        peer_exited: waiting
-                            .get(1)
-                            .is_some_and(|peer| !peer.revents().is_empty()),
+                        peer_exited: waiting.get(1).is_some_and(|peer| !peer.revents().is_empty()),
                     });
                 }
                 Err(errno) => return Err(LinkError::System("poll", errno.into())),
@@ -514,14 +500,8 @@ mod tests {
         peer.write_all(&[0, 0, 0, 9, 0, 0, b'{']).unwrap();
         drop(peer);
         let error = link.receive(soon()).unwrap_err();
-        assert!(
-            matches!(error, LinkError::Cut { have: 7, want: 15 }),
-            "{error}"
-        );
-        assert!(matches!(
-            link.send("1", &[], soon()),
-            Err(LinkError::Closed)
-        ));
+        assert!(matches!(error, LinkError::Cut { have: 7, want: 15 }), "{error}");
+        assert!(matches!(link.send("1", &[], soon()), Err(LinkError::Closed)));
     }
 
     #[test]
@@ -532,11 +512,7 @@ mod tests {
         // Nobody reads: the socket fills up, and the part of a frame that is out ends the link.
         let large = "x".repeat(8 << 20);
         let deadline = Instant::now() + Duration::from_millis(30);
-        assert!(
-            here.send(&large, &[], Some(deadline))
-                .unwrap_err()
-                .is_deadline()
-        );
+        assert!(here.send(&large, &[], Some(deadline)).unwrap_err().is_deadline());
         assert!(matches!(there.receive(soon()), Err(LinkError::Cut { .. })));
     }
 
@@ -545,39 +521,25 @@ mod tests {
         let (link, mut peer) = raw();
         peer.write_all(&[0xff; 6]).unwrap();
         for _ in 0..2 {
-            let Err(LinkError::Fault(fault)) = link.receive(soon()) else {
-                panic!("no fault")
-            };
+            let Err(LinkError::Fault(fault)) = link.receive(soon()) else { panic!("no fault") };
             assert_eq!(fault.reason(), Reason::OverCap);
         }
-        assert!(matches!(
-            link.send("1", &[], None),
-            Err(LinkError::Fault(_))
-        ));
+        assert!(matches!(link.send("1", &[], None), Err(LinkError::Fault(_))));
     }
 
     #[test]
     fn what_is_over_a_cap_is_not_sent() {
         let (here, there) = Link::pair().unwrap();
         let many: Vec<Handle> = (0..254).map(|_| null()).collect();
-        assert!(matches!(
-            here.send("1", &many, None),
-            Err(LinkError::OverCap(_))
-        ));
-        assert!(matches!(
-            here.send("", &[], None),
-            Err(LinkError::OverCap(_))
-        ));
+        assert!(matches!(here.send("1", &many, None), Err(LinkError::OverCap(_))));
+        assert!(matches!(here.send("", &[], None), Err(LinkError::OverCap(_))));
         here.send("2", &many[..253], None).unwrap();
         assert_eq!(there.receive(soon()).unwrap().handles.len(), 253);
     }
 
     #[test]
     fn a_dead_peer_is_noticed_though_its_socket_lives_on() {
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = rustix::process::Pid::from_child(&child);
         let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
         let (link, socket) = Link::pair_with_socket().unwrap();

@@ -43,10 +43,7 @@ mod tests {
     fn a_device_prints_its_uuid() {
         let mut uuid = [0u8; 16];
         uuid[0] = 0xab;
-        assert_eq!(
-            Device::Cuda(uuid).to_string(),
-            "cuda:ab000000000000000000000000000000"
-        );
+        assert_eq!(Device::Cuda(uuid).to_string(), "cuda:ab000000000000000000000000000000");
         assert_eq!(Device::Host.to_string(), "host");
     }
 }

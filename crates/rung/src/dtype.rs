@@ -205,10 +205,7 @@ mod tests {
     fn every_name_reads_back() {
         for dtype in DType::ALL {
             assert_eq!(dtype.name().parse::<DType>().unwrap(), *dtype);
-            assert_eq!(
-                dtype.name().to_uppercase().parse::<DType>().unwrap(),
-                *dtype
-            );
+            assert_eq!(dtype.name().to_uppercase().parse::<DType>().unwrap(), *dtype);
             let json = serde_json::to_string(dtype).unwrap();
             assert_eq!(serde_json::from_str::<DType>(&json).unwrap(), *dtype);
         }
@@ -217,14 +214,8 @@ mod tests {
     #[test]
     fn sub_byte_types_are_refused_by_name() {
         for name in ["F4", "F6_E2M3", "F6_E3M2"] {
-            assert_eq!(
-                name.parse::<DType>().unwrap_err().reason(),
-                Reason::SubByteDType
-            );
+            assert_eq!(name.parse::<DType>().unwrap_err().reason(), Reason::SubByteDType);
         }
-        assert_eq!(
-            "f33".parse::<DType>().unwrap_err().reason(),
-            Reason::UnknownDType
-        );
+        assert_eq!("f33".parse::<DType>().unwrap_err().reason(), Reason::UnknownDType);
     }
 }

@@ -34,13 +34,7 @@ impl Layout {
     /// [`Reason::Rank`] past 64 dimensions, [`Reason::OutOfBounds`] if the bytes do not fit an `isize`.
     pub fn contiguous(dtype: DType, shape: &[usize]) -> Result<Self, Refusal> {
         let count = element_count(dtype, shape)?;
-        Ok(Self {
-            dtype,
-            strides: c_strides(shape),
-            shape: shape.to_vec(),
-            offset: 0,
-            count,
-        })
+        Ok(Self { dtype, strides: c_strides(shape), shape: shape.to_vec(), offset: 0, count })
     }
 
     /// Elements anywhere inside a storage of `storage_len` bytes.
@@ -64,13 +58,8 @@ impl Layout {
             ));
         }
         let count = element_count(dtype, shape)?;
-        let layout = Self {
-            dtype,
-            shape: shape.to_vec(),
-            strides: strides.to_vec(),
-            offset,
-            count,
-        };
+        let layout =
+            Self { dtype, shape: shape.to_vec(), strides: strides.to_vec(), offset, count };
         layout.check_inside(storage_len)?;
         Ok(layout)
     }
@@ -88,11 +77,7 @@ impl Layout {
         };
         if self.count == 0 {
             // No element, nothing to reach; the offset still has to be a place in the storage.
-            return if self.offset <= storage_len {
-                Ok(())
-            } else {
-                Err(outside())
-            };
+            return if self.offset <= storage_len { Ok(()) } else { Err(outside()) };
         }
         let size = self.dtype.size() as i128;
         let (mut low, mut high) = (self.offset as i128, self.offset as i128);
@@ -170,11 +155,7 @@ impl Layout {
         let (mut low, mut high) = (self.offset as isize, self.offset as isize);
         for (&extent, &stride) in self.shape.iter().zip(&self.strides) {
             let reach = (extent as isize - 1) * stride * size;
-            if reach < 0 {
-                low += reach
-            } else {
-                high += reach
-            }
+            if reach < 0 { low += reach } else { high += reach }
         }
         low as usize..(high + size) as usize
     }
@@ -187,14 +168,8 @@ impl Layout {
     pub fn rebased(&self, bytes: usize) -> Result<Self, Refusal> {
         let before = self.span().start.checked_sub(bytes);
         match (before, self.offset.checked_sub(bytes)) {
-            (Some(_), Some(offset)) => Ok(Self {
-                offset,
-                ..self.clone()
-            }),
-            _ => Err(Refusal::new(
-                Reason::OutOfBounds,
-                format!("rebased by {bytes}"),
-            )),
+            (Some(_), Some(offset)) => Ok(Self { offset, ..self.clone() }),
+            _ => Err(Refusal::new(Reason::OutOfBounds, format!("rebased by {bytes}"))),
         }
     }
 
@@ -207,13 +182,7 @@ impl Layout {
         offset: usize,
     ) -> Result<Self, Refusal> {
         let count = element_count(self.dtype, &shape)?;
-        Ok(Self {
-            dtype: self.dtype,
-            shape,
-            strides,
-            offset,
-            count,
-        })
+        Ok(Self { dtype: self.dtype, shape, strides, offset, count })
     }
 
     /// Calls `run(byte, len)` for each stretch of neighbouring bytes, in C order of the elements.
@@ -292,9 +261,7 @@ fn element_count(dtype: DType, shape: &[usize]) -> Result<usize, Refusal> {
         .iter()
         .try_fold(1usize, |count, &extent| count.checked_mul(extent))
         .filter(|count| {
-            count
-                .checked_mul(dtype.size())
-                .is_some_and(|bytes| isize::try_from(bytes).is_ok())
+            count.checked_mul(dtype.size()).is_some_and(|bytes| isize::try_from(bytes).is_ok())
         })
         .ok_or_else(|| Refusal::new(Reason::OutOfBounds, format!("shape {shape:?} of {dtype}")))
 }
@@ -352,12 +319,7 @@ mod tests {
             Layout::contiguous(DType::F32, &many).unwrap_err().reason(),
             Reason::OutOfBounds
         );
-        assert_eq!(
-            Layout::contiguous(DType::F32, &[1; 65])
-                .unwrap_err()
-                .reason(),
-            Reason::Rank
-        );
+        assert_eq!(Layout::contiguous(DType::F32, &[1; 65]).unwrap_err().reason(), Reason::Rank);
     }
 
     #[test]

@@ -237,10 +237,7 @@ pub struct ReceiptWire {
     meta: Option<Meta>,
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature that serde asks for"
-)]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
 fn is_zero(number: &u8) -> bool {
     *number == 0
 }
@@ -291,16 +288,7 @@ macro_rules! split_and_join {
 }
 
 split_and_join!(Offer, OfferWire { rung, meta });
-split_and_join!(
-    Parcel,
-    ParcelWire {
-        rung,
-        lease,
-        bytes,
-        copies,
-        meta
-    }
-);
+split_and_join!(Parcel, ParcelWire { rung, lease, bytes, copies, meta });
 split_and_join!(Receipt, ReceiptWire { rung, lease, meta });
 
 #[cfg(test)]
@@ -330,10 +318,7 @@ mod tests {
         let wire: ParcelWire = serde_json::from_str(&json).unwrap();
         let mut handles = VecDeque::from(handles);
         let back = Parcel::join(wire, &mut handles).unwrap();
-        assert_eq!(
-            (back.lease, back.bytes, back.handles.len()),
-            (LeaseId(7), 12, 1)
-        );
+        assert_eq!((back.lease, back.bytes, back.handles.len()), (LeaseId(7), 12, 1));
         assert!(handles.is_empty());
     }
 
@@ -346,19 +331,9 @@ mod tests {
 
     #[test]
     fn names_of_rungs_are_held_to_their_alphabet() {
-        for bad in [
-            "\"\"",
-            "\"a b\"",
-            "\"\\n\"",
-            &format!("\"{}\"", "x".repeat(33)),
-        ] {
+        for bad in ["\"\"", "\"a b\"", "\"\\n\"", &format!("\"{}\"", "x".repeat(33))] {
             assert!(serde_json::from_str::<RungId>(bad).is_err(), "{bad}");
         }
-        assert_eq!(
-            serde_json::from_str::<RungId>("\"cuda-ipc\"")
-                .unwrap()
-                .as_str(),
-            "cuda-ipc"
-        );
+        assert_eq!(serde_json::from_str::<RungId>("\"cuda-ipc\"").unwrap().as_str(), "cuda-ipc");
     }
 }

@@ -124,10 +124,7 @@ impl Reason {
     /// The reason with this code, if there is one.
     #[must_use]
     pub fn from_code(code: &str) -> Option<Self> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|reason| reason.code() == code)
+        Self::ALL.iter().copied().find(|reason| reason.code() == code)
     }
 }
 
@@ -196,10 +193,7 @@ because! {
 
 impl From<Refusal> for Fault {
     fn from(refusal: Refusal) -> Self {
-        Self {
-            reason: refusal.reason,
-            detail: refusal.detail,
-        }
+        Self { reason: refusal.reason, detail: refusal.detail }
     }
 }
 
@@ -218,9 +212,7 @@ impl Unsendable {
     /// What a person can do about it: the first remedy among the refusals.
     #[must_use]
     pub fn remedy(&self) -> Option<&'static str> {
-        self.refusals
-            .iter()
-            .find_map(|(_, refusal)| refusal.reason().remedy())
+        self.refusals.iter().find_map(|(_, refusal)| refusal.reason().remedy())
     }
 }
 
@@ -255,9 +247,6 @@ mod tests {
     fn text_fits_after_failed_to() {
         let refusal = Refusal::new(Reason::TooLarge, "5 GiB");
         assert_eq!(refusal.to_string(), "larger than this rung takes: 5 GiB");
-        assert_eq!(
-            Fault::from(Reason::Sparse).to_string(),
-            "the segment is not fully allocated"
-        );
+        assert_eq!(Fault::from(Reason::Sparse).to_string(), "the segment is not fully allocated");
     }
 }

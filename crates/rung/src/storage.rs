@@ -115,11 +115,7 @@ impl Storage {
     /// Over some memory.
     #[must_use]
     pub fn new(memory: impl Memory) -> Self {
-        Self {
-            memory: Box::new(memory),
-            provenance: None,
-            guard: None,
-        }
+        Self { memory: Box::new(memory), provenance: None, guard: None }
     }
 
     /// The elements of a vector, without a copy.
@@ -188,20 +184,12 @@ impl Storage {
         if self.memory_as::<M>().is_none() {
             return Err(self);
         }
-        let Self {
-            memory,
-            provenance,
-            guard,
-        } = self;
+        let Self { memory, provenance, guard } = self;
         let any: Box<dyn Any> = memory;
         match any.downcast() {
             Ok(memory) => Ok(*memory),
             // Not reached: the type was just asked for. Kept total rather than a panic.
-            Err(_) => Err(Self {
-                memory: Box::new(BytesMemory(Bytes::new())),
-                provenance,
-                guard,
-            }),
+            Err(_) => Err(Self { memory: Box::new(BytesMemory(Bytes::new())), provenance, guard }),
         }
     }
 
@@ -271,9 +259,7 @@ impl Memory for Window {
 
     fn bytes(&self) -> Result<&[u8], Refusal> {
         let bytes = self.whole.host_bytes()?;
-        bytes
-            .get(self.range.clone())
-            .ok_or_else(|| Reason::OutOfBounds.into())
+        bytes.get(self.range.clone()).ok_or_else(|| Reason::OutOfBounds.into())
     }
 
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
@@ -295,10 +281,7 @@ impl Storage {
         if range.start > range.end || range.end > self.len() {
             return Err(Reason::OutOfBounds.into());
         }
-        Ok(Self::new(Window {
-            whole: Arc::clone(self),
-            range,
-        }))
+        Ok(Self::new(Window { whole: Arc::clone(self), range }))
     }
 }
 
@@ -376,14 +359,8 @@ mod tests {
         let mut two = [0; 2];
         part.memory().read_at(1, &mut two).unwrap();
         assert_eq!(two, [2, 3]);
-        assert_eq!(
-            part.memory().read_at(2, &mut two).unwrap_err().reason(),
-            Reason::OutOfBounds
-        );
-        assert_eq!(
-            whole.window(4..6).unwrap_err().reason(),
-            Reason::OutOfBounds
-        );
+        assert_eq!(part.memory().read_at(2, &mut two).unwrap_err().reason(), Reason::OutOfBounds);
+        assert_eq!(whole.window(4..6).unwrap_err().reason(), Reason::OutOfBounds);
     }
 
     #[test]

@@ -44,11 +44,7 @@ impl Tensor {
         offset: usize,
     ) -> Result<Self, Refusal> {
         let layout = Layout::new(dtype, shape, strides, offset, storage.len())?;
-        Ok(Self {
-            storage,
-            layout,
-            flags: Flags::default(),
-        })
+        Ok(Self { storage, layout, flags: Flags::default() })
     }
 
     /// All of `storage`, in C order.
@@ -73,11 +69,7 @@ impl Tensor {
                 ),
             ));
         }
-        Ok(Self {
-            storage,
-            layout,
-            flags: Flags::default(),
-        })
+        Ok(Self { storage, layout, flags: Flags::default() })
     }
 
     /// The elements of a vector in C order, without a copy.
@@ -190,11 +182,7 @@ impl Tensor {
         }
         let mut shape = self.shape().to_vec();
         shape[dimension] = end - start;
-        let offset = if start == end {
-            self.offset()
-        } else {
-            self.step(start, stride)
-        };
+        let offset = if start == end { self.offset() } else { self.step(start, stride) };
         self.viewed(shape, self.strides().to_vec(), offset)
     }
 
@@ -214,11 +202,7 @@ impl Tensor {
         let (mut shape, mut strides) = (self.shape().to_vec(), self.strides().to_vec());
         shape.remove(dimension);
         strides.remove(dimension);
-        let offset = if self.count() == 0 {
-            self.offset()
-        } else {
-            self.step(index, stride)
-        };
+        let offset = if self.count() == 0 { self.offset() } else { self.step(index, stride) };
         self.viewed(shape, strides, offset)
     }
 
@@ -231,11 +215,7 @@ impl Tensor {
         let (extent, stride) = self.dimension(dimension)?;
         let mut strides = self.strides().to_vec();
         strides[dimension] = stride.checked_neg().ok_or(Reason::OutOfBounds)?;
-        let offset = if self.count() == 0 {
-            self.offset()
-        } else {
-            self.step(extent - 1, stride)
-        };
+        let offset = if self.count() == 0 { self.offset() } else { self.step(extent - 1, stride) };
         self.viewed(self.shape().to_vec(), strides, offset)
     }
 
@@ -253,14 +233,8 @@ impl Tensor {
                 format!("order {order:?} of {} dimensions", self.shape().len()),
             ));
         }
-        let shape = order
-            .iter()
-            .map(|&dimension| self.shape()[dimension])
-            .collect();
-        let strides = order
-            .iter()
-            .map(|&dimension| self.strides()[dimension])
-            .collect();
+        let shape = order.iter().map(|&dimension| self.shape()[dimension]).collect();
+        let strides = order.iter().map(|&dimension| self.strides()[dimension]).collect();
         self.viewed(shape, strides, self.offset())
     }
 
@@ -287,11 +261,7 @@ impl Tensor {
         offset: usize,
     ) -> Result<Self, Refusal> {
         let layout = self.layout.view(shape, strides, offset)?;
-        Ok(Self {
-            storage: Arc::clone(&self.storage),
-            layout,
-            flags: self.flags,
-        })
+        Ok(Self { storage: Arc::clone(&self.storage), layout, flags: self.flags })
     }
 
     /// The elements as a slice, without a copy.
@@ -309,11 +279,8 @@ impl Tensor {
         if self.count() == 0 {
             return Ok(&[]);
         }
-        let bytes = self
-            .storage
-            .host_bytes()?
-            .get(self.layout.span())
-            .ok_or(Reason::OutOfBounds)?;
+        let bytes =
+            self.storage.host_bytes()?.get(self.layout.span()).ok_or(Reason::OutOfBounds)?;
         bytemuck::checked::try_cast_slice(bytes)
             .map_err(|error| crate::dtype::cast_reason(error).into())
     }
@@ -376,11 +343,7 @@ impl Tensor {
                 None => whole = false,
             }
         });
-        if whole {
-            Ok(())
-        } else {
-            Err(Reason::OutOfBounds.into())
-        }
+        if whole { Ok(()) } else { Err(Reason::OutOfBounds.into()) }
     }
 
     /// The memory and the layout, if nobody else holds the storage and its memory is an `M`.
@@ -389,20 +352,12 @@ impl Tensor {
     ///
     /// The tensor, unchanged.
     pub fn try_into_memory<M: Memory>(self) -> Result<(M, Layout), Self> {
-        let Self {
-            storage,
-            layout,
-            flags,
-        } = self;
+        let Self { storage, layout, flags } = self;
         let taken = Arc::try_unwrap(storage)
             .and_then(|storage| storage.into_memory::<M>().map_err(Arc::new));
         match taken {
             Ok(memory) => Ok((memory, layout)),
-            Err(storage) => Err(Self {
-                storage,
-                layout,
-                flags,
-            }),
+            Err(storage) => Err(Self { storage, layout, flags }),
         }
     }
 
@@ -419,21 +374,14 @@ impl Tensor {
             layout.offset(),
             storage.len(),
         )?;
-        Ok(Self {
-            storage,
-            layout,
-            flags: self.flags,
-        })
+        Ok(Self { storage, layout, flags: self.flags })
     }
 
     fn expect_dtype(&self, asked: DType) -> Result<(), Refusal> {
         if self.dtype() == asked {
             return Ok(());
         }
-        Err(Refusal::new(
-            Reason::WrongDType,
-            format!("{} asked for, {} held", asked, self.dtype()),
-        ))
+        Err(Refusal::new(Reason::WrongDType, format!("{} asked for, {} held", asked, self.dtype())))
     }
 }
 
@@ -470,14 +418,8 @@ mod tests {
     #[test]
     fn views_share_the_storage_and_read_right() {
         let t = numbers();
-        assert_eq!(
-            t.slice(1, 1, 3).unwrap().to_vec::<u16>().unwrap(),
-            [1, 2, 5, 6, 9, 10]
-        );
-        assert_eq!(
-            t.select(0, 2).unwrap().as_slice::<u16>().unwrap(),
-            [8, 9, 10, 11]
-        );
+        assert_eq!(t.slice(1, 1, 3).unwrap().to_vec::<u16>().unwrap(), [1, 2, 5, 6, 9, 10]);
+        assert_eq!(t.select(0, 2).unwrap().as_slice::<u16>().unwrap(), [8, 9, 10, 11]);
         let flipped = t.flip(0).unwrap();
         assert_eq!(flipped.strides(), [-4, 1]);
         assert_eq!(flipped.to_vec::<u16>().unwrap()[..4], [8, 9, 10, 11]);
@@ -491,33 +433,16 @@ mod tests {
     fn what_cannot_be_lent_says_why() {
         let t = numbers();
         let reason = |r: Result<&[u16], Refusal>| r.unwrap_err().reason();
-        assert_eq!(
-            reason(t.slice(1, 0, 2).unwrap().as_slice()),
-            Reason::NotContiguous
-        );
-        assert_eq!(
-            t.as_slice::<i16>().unwrap_err().reason(),
-            Reason::WrongDType
-        );
-        let odd = Tensor::new(
-            Arc::new(Storage::from_vec(vec![0u64; 2])),
-            DType::U16,
-            &[2],
-            &[1],
-            1,
-        )
-        .unwrap();
+        assert_eq!(reason(t.slice(1, 0, 2).unwrap().as_slice()), Reason::NotContiguous);
+        assert_eq!(t.as_slice::<i16>().unwrap_err().reason(), Reason::WrongDType);
+        let odd =
+            Tensor::new(Arc::new(Storage::from_vec(vec![0u64; 2])), DType::U16, &[2], &[1], 1)
+                .unwrap();
         assert_eq!(reason(odd.as_slice()), Reason::Misaligned);
         assert_eq!(odd.to_vec::<u16>().unwrap(), [0, 0]);
         let two = Tensor::from_bytes(vec![2u8], DType::Bool, &[1]).unwrap();
-        assert_eq!(
-            two.as_slice::<bool>().unwrap_err().reason(),
-            Reason::InvalidBits
-        );
-        assert_eq!(
-            two.to_vec::<bool>().unwrap_err().reason(),
-            Reason::InvalidBits
-        );
+        assert_eq!(two.as_slice::<bool>().unwrap_err().reason(), Reason::InvalidBits);
+        assert_eq!(two.to_vec::<bool>().unwrap_err().reason(), Reason::InvalidBits);
     }
 
     #[test]

@@ -69,9 +69,7 @@ pub struct Packed {
 
 impl fmt::Debug for Packed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Packed")
-            .field("parcel", &self.parcel)
-            .finish_non_exhaustive()
+        f.debug_struct("Packed").field("parcel", &self.parcel).finish_non_exhaustive()
     }
 }
 
@@ -167,10 +165,6 @@ impl Trust {
 
 impl fmt::Debug for Trust {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() {
-            "Trust(token)"
-        } else {
-            "Trust(none)"
-        })
+        f.write_str(if self.0.is_some() { "Trust(token)" } else { "Trust(none)" })
     }
 }

@@ -62,11 +62,7 @@ impl Value {
     pub fn set<V: Into<Value>>(items: impl IntoIterator<Item = V>) -> Self {
         let mut seen = HashSet::new();
         let items = items.into_iter().map(Into::into);
-        Self::Set(
-            items
-                .filter(|item: &Value| seen.insert(item.clone()))
-                .collect(),
-        )
+        Self::Set(items.filter(|item: &Value| seen.insert(item.clone())).collect())
     }
 
     /// A set from items that may stand there twice: for decoders, which take that for a fault.
@@ -83,12 +79,7 @@ impl Value {
 
     /// A map; of equal keys the last value stays, in the first one's place.
     pub fn map<K: Into<Value>, V: Into<Value>>(entries: impl IntoIterator<Item = (K, V)>) -> Self {
-        Self::Map(
-            entries
-                .into_iter()
-                .map(|(key, value)| (key.into(), value.into()))
-                .collect(),
-        )
+        Self::Map(entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect())
     }
 
     /// Bytes.
@@ -281,10 +272,7 @@ impl Map {
     /// The value under any key; time grows with the number of entries.
     #[must_use]
     pub fn get_value(&self, key: &Value) -> Option<&Value> {
-        self.entries
-            .iter()
-            .find(|(k, _)| k == key)
-            .map(|(_, value)| value)
+        self.entries.iter().find(|(k, _)| k == key).map(|(_, value)| value)
     }
 
     /// Sets a key, and gives back what stood there; time grows with the number of entries.
@@ -333,10 +321,7 @@ impl PartialEq for Map {
             return true;
         }
         let mine: HashMap<&Value, &Value> = self.entries.iter().map(|(k, v)| (k, v)).collect();
-        other
-            .entries
-            .iter()
-            .all(|(key, value)| mine.get(key) == Some(&value))
+        other.entries.iter().all(|(key, value)| mine.get(key) == Some(&value))
     }
 }
 
@@ -511,9 +496,7 @@ impl<'a> Path<'a> {
     /// One step further.
     #[must_use]
     pub fn then(&'a self, step: Step<'a>) -> Self {
-        Self {
-            parent: Some((self, step)),
-        }
+        Self { parent: Some((self, step)) }
     }
 }
 
@@ -544,27 +527,14 @@ mod tests {
 
     #[test]
     fn integers_take_the_smallest_home() {
-        assert_eq!(
-            Value::from(u64::MAX),
-            Value::integer("18446744073709551615").unwrap()
-        );
+        assert_eq!(Value::from(u64::MAX), Value::integer("18446744073709551615").unwrap());
         assert_eq!(Value::from(7u64), Value::Int(7));
-        assert_eq!(
-            Value::integer("-9223372036854775808").unwrap(),
-            Value::Int(i64::MIN)
-        );
+        assert_eq!(Value::integer("-9223372036854775808").unwrap(), Value::Int(i64::MIN));
         for bad in ["", "-", "-0", "007", "+1", "1.0", "٣"] {
-            assert_eq!(
-                Value::integer(bad).unwrap_err().reason(),
-                Reason::BadMetadata,
-                "{bad:?}"
-            );
+            assert_eq!(Value::integer(bad).unwrap_err().reason(), Reason::BadMetadata, "{bad:?}");
         }
         let long = "9".repeat(limits::BIG_INT_DIGITS + 1);
-        assert_eq!(
-            Value::integer(&long).unwrap_err().reason(),
-            Reason::TooLarge
-        );
+        assert_eq!(Value::integer(&long).unwrap_err().reason(), Reason::TooLarge);
     }
 
     #[test]
@@ -601,13 +571,7 @@ mod tests {
     fn paths_read_like_paths() {
         let images = Path::ROOT.then(Step::Key("images"));
         let third = images.then(Step::Index(3));
-        assert_eq!(
-            third.then(Step::Key("meta")).to_string(),
-            "$.images[3].meta"
-        );
-        assert_eq!(
-            third.then(Step::Key("a b")).to_string(),
-            "$.images[3][\"a b\"]"
-        );
+        assert_eq!(third.then(Step::Key("meta")).to_string(), "$.images[3].meta");
+        assert_eq!(third.then(Step::Key("a b")).to_string(), "$.images[3][\"a b\"]");
     }
 }

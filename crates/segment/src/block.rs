@@ -46,15 +46,11 @@ fn new_file() -> Result<File, Refusal> {
         Err(Errno::EINVAL) => memfd_create(c"tensor-ladder", flags),
         made => made,
     };
-    Ok(File::from(
-        descriptor.map_err(|errno| refused(errno, "memfd_create"))?,
-    ))
+    Ok(File::from(descriptor.map_err(|errno| refused(errno, "memfd_create"))?))
 }
 
 fn add_seals(file: &File, seals: SealFlag) -> Result<(), Refusal> {
-    fcntl(file, FcntlArg::F_ADD_SEALS(seals))
-        .map(drop)
-        .map_err(|errno| refused(errno, "sealing"))
+    fcntl(file, FcntlArg::F_ADD_SEALS(seals)).map(drop).map_err(|errno| refused(errno, "sealing"))
 }
 
 fn seals_of(file: impl AsFd) -> Result<SealFlag, Errno> {
@@ -130,11 +126,7 @@ impl Draft {
         // S1, from the start: nothing shrinks the file under the mapping.
         add_seals(&file, SIZE_SEALS)?;
         let writer = Writer::new(&file, mapped).map_err(|errno| refused(errno, "mmap"))?;
-        Ok(Self {
-            file,
-            writer,
-            was_shared: false,
-        })
+        Ok(Self { file, writer, was_shared: false })
     }
 
     /// Bytes.
@@ -179,11 +171,7 @@ impl Draft {
         // F_SEAL_WRITE is refused while a writable mapping exists.
         drop(writer);
         add_seals(&file, SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL)?;
-        Ok(Sealed(Block {
-            file,
-            len,
-            reader: OnceLock::new(),
-        }))
+        Ok(Sealed(Block { file, len, reader: OnceLock::new() }))
     }
 
     /// Lends it out: peers may map it for reading, nobody for writing (S3).
@@ -193,15 +181,9 @@ impl Draft {
     /// [`Reason::System`] where the kernel has no `F_SEAL_FUTURE_WRITE` (before Linux 5.1).
     pub fn share(self) -> Result<Shared, Refusal> {
         if !self.was_shared {
-            add_seals(
-                &self.file,
-                SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL,
-            )?;
+            add_seals(&self.file, SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL)?;
         }
-        Ok(Shared(Self {
-            was_shared: true,
-            ..self
-        }))
+        Ok(Shared(Self { was_shared: true, ..self }))
     }
 }
 
@@ -306,23 +288,11 @@ impl Sealed {
     ) -> Result<Self, Refusal> {
         nonzero(len)?;
         headroom::check(len)?;
-        let mut filling = Filling {
-            file: new_file()?,
-            len,
-            written: 0,
-            waiting: Vec::new(),
-        };
+        let mut filling = Filling { file: new_file()?, len, written: 0, waiting: Vec::new() };
         fill(&mut filling)?;
         let file = filling.finish()?;
-        add_seals(
-            &file,
-            SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL,
-        )?;
-        Ok(Self(Block {
-            file,
-            len,
-            reader: OnceLock::new(),
-        }))
+        add_seals(&file, SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL)?;
+        Ok(Self(Block { file, len, reader: OnceLock::new() }))
     }
 
     /// Bytes.
@@ -511,9 +481,7 @@ pub fn receive(descriptor: OwnedFd, len: usize) -> Result<Received, Fault> {
     if !seals.contains(wanted) || !(unwritable || seals.contains(SealFlag::F_SEAL_FUTURE_WRITE)) {
         return Err(Fault::new(Reason::Unsealed, format!("it has {seals:?}")));
     }
-    let metadata = file
-        .metadata()
-        .map_err(|error| Fault::from(refused_io(&error, "fstat")))?;
+    let metadata = file.metadata().map_err(|error| Fault::from(refused_io(&error, "fstat")))?;
     if metadata.size() != len as u64 {
         return Err(Fault::new(
             Reason::WrongSize,
@@ -532,16 +500,8 @@ pub fn receive(descriptor: OwnedFd, len: usize) -> Result<Received, Fault> {
     if metadata.blksize() > 1 << 20 {
         return Err(Fault::new(Reason::NotSharedMemory, "a huge-page file"));
     }
-    let block = Block {
-        file,
-        len,
-        reader: OnceLock::new(),
-    };
-    Ok(if unwritable {
-        Received::Sealed(Sealed(block))
-    } else {
-        Received::Foreign(Foreign(block))
-    })
+    let block = Block { file, len, reader: OnceLock::new() };
+    Ok(if unwritable { Received::Sealed(Sealed(block)) } else { Received::Foreign(Foreign(block)) })
 }
 
 #[cfg(test)]
@@ -571,10 +531,7 @@ mod tests {
             Some(Errno::EPERM as i32)
         );
         assert!(file.set_len(0).is_err());
-        assert_eq!(
-            Writer::new(&file, nonzero(5000).unwrap()).unwrap_err(),
-            Errno::EPERM
-        );
+        assert_eq!(Writer::new(&file, nonzero(5000).unwrap()).unwrap_err(), Errno::EPERM);
         let Received::Sealed(received) = receive(file.into(), 5000).unwrap() else {
             panic!("not seen as sealed")
         };
@@ -583,22 +540,9 @@ mod tests {
 
     #[test]
     fn a_block_is_filled_from_pieces_of_any_size() {
-        let sizes = [
-            1,
-            100,
-            GATHER - 1,
-            GATHER,
-            GATHER + 1,
-            7,
-            3 * GATHER,
-            GATHER / 2,
-            1,
-        ];
-        let pieces: Vec<Vec<u8>> = sizes
-            .iter()
-            .enumerate()
-            .map(|(index, &size)| vec![index as u8 + 1; size])
-            .collect();
+        let sizes = [1, 100, GATHER - 1, GATHER, GATHER + 1, 7, 3 * GATHER, GATHER / 2, 1];
+        let pieces: Vec<Vec<u8>> =
+            sizes.iter().enumerate().map(|(index, &size)| vec![index as u8 + 1; size]).collect();
         let whole = pieces.concat();
         let fill = |filling: &mut Filling| pieces.iter().try_for_each(|piece| filling.write(piece));
         let sealed = Sealed::build(whole.len(), fill).unwrap();
@@ -616,10 +560,7 @@ mod tests {
         let shared = draft.share().unwrap();
         let file = File::from(shared.descriptor().unwrap());
         assert!(file.write_all_at(b"x", 0).is_err());
-        assert_eq!(
-            Writer::new(&file, nonzero(64).unwrap()).unwrap_err(),
-            Errno::EPERM
-        );
+        assert_eq!(Writer::new(&file, nonzero(64).unwrap()).unwrap_err(), Errno::EPERM);
         let punched = fallocate(
             &file,
             FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE,
@@ -630,10 +571,7 @@ mod tests {
         let Received::Foreign(foreign) = receive(file.into(), 64).unwrap() else {
             panic!("not seen as writable by its owner")
         };
-        assert_eq!(
-            foreign.bytes(None).unwrap_err().reason(),
-            Reason::PeerNotTrusted
-        );
+        assert_eq!(foreign.bytes(None).unwrap_err().reason(), Reason::PeerNotTrusted);
         let mut copied = [0; 64];
         foreign.read_at(0, &mut copied).unwrap();
         assert_eq!(copied, [1; 64]);
@@ -662,11 +600,7 @@ mod tests {
             let file = new_file().unwrap();
             file.write_all_at(&[1; 4096], 0).unwrap();
             add_seals(&file, seals).unwrap();
-            assert_eq!(
-                reason(receive(file.into(), 4096)),
-                Reason::Unsealed,
-                "{missing:?}"
-            );
+            assert_eq!(reason(receive(file.into(), 4096)), Reason::Unsealed, "{missing:?}");
         }
     }
 
@@ -674,11 +608,7 @@ mod tests {
     fn the_kernels_size_counts_not_the_peers() {
         for said in [1, 4095, 4097, usize::MAX] {
             let descriptor = Sealed::copy_from(&[1; 4096]).unwrap().descriptor().unwrap();
-            assert_eq!(
-                reason(receive(descriptor, said)),
-                Reason::WrongSize,
-                "{said}"
-            );
+            assert_eq!(reason(receive(descriptor, said)), Reason::WrongSize, "{said}");
         }
         let descriptor = Sealed::copy_from(&[1]).unwrap().descriptor().unwrap();
         assert_eq!(reason(receive(descriptor, 0)), Reason::Empty);
@@ -687,10 +617,7 @@ mod tests {
     #[test]
     fn a_segment_with_holes_is_refused() {
         let seals = SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
-        assert_eq!(
-            reason(receive(memfd(8 << 20, seals), 8 << 20)),
-            Reason::Sparse
-        );
+        assert_eq!(reason(receive(memfd(8 << 20, seals), 8 << 20)), Reason::Sparse);
     }
 
     #[test]

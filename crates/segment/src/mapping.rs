@@ -45,10 +45,7 @@ fn map(file: impl AsFd, len: NonZeroUsize, protection: ProtFlags) -> Result<Mapp
     // SAFETY: a new mapping at an address that the kernel chooses replaces no existing one, so no
     // memory that Rust knows of changes under it (mmap(2); no MAP_FIXED).
     let start = unsafe { mmap(None, len, protection, MapFlags::MAP_SHARED, file, 0) }?;
-    Ok(Mapping {
-        start: start.cast(),
-        len: len.get(),
-    })
+    Ok(Mapping { start: start.cast(), len: len.get() })
 }
 
 /// A read-only mapping.

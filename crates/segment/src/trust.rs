@@ -1,8 +1,5 @@
 //! Why a peer may be believed not to write what it lent.
-#![expect(
-    unsafe_code,
-    reason = "the assertion that a peer is trusted is an unsafe function"
-)]
+#![expect(unsafe_code, reason = "the assertion that a peer is trusted is an unsafe function")]
 
 use rung::{Reason, Refusal};
 
@@ -50,10 +47,7 @@ impl PeerTrust {
         if file(&pid.to_string())? == file("self")? {
             Ok(Self(()))
         } else {
-            Err(Refusal::new(
-                Reason::PeerNotTrusted,
-                "it runs another executable",
-            ))
+            Err(Refusal::new(Reason::PeerNotTrusted, "it runs another executable"))
         }
     }
 
@@ -75,10 +69,7 @@ mod tests {
     #[test]
     fn only_the_same_file_is_trusted() {
         assert!(PeerTrust::same_executable(std::process::id()).is_ok());
-        let mut other = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .unwrap();
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let refusal = PeerTrust::same_executable(other.id()).unwrap_err();
         assert_eq!(refusal.reason(), Reason::PeerNotTrusted);
         other.kill().unwrap();

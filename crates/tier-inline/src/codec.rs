@@ -88,8 +88,7 @@ pub fn has_plain_keys(map: &Map) -> bool {
 
 fn is_plain_entry((key, _): &(Value, Value)) -> bool {
     // A long key would be bulk in the JSON; as a value of its own it is treated like any string.
-    key.as_str()
-        .is_some_and(|key| key.len() <= limits::INLINE_TEXT)
+    key.as_str().is_some_and(|key| key.len() <= limits::INLINE_TEXT)
 }
 
 /// Splices nothing: plain values alone.
@@ -278,20 +277,13 @@ fn refused(value: &Value, path: &Path<'_>, refusal: Refusal) -> Unsendable {
 /// [`Reason::BadMetadata`] for what the grammar does not have, [`Reason::TooDeep`],
 /// [`Reason::OverCap`], and whatever the [`Unsplice`] answers.
 pub fn decode(json: &str, unsplice: &mut dyn Unsplice) -> Result<Value, Fault> {
-    let mut context = Context {
-        unsplice,
-        fault: None,
-        nodes: 0,
-    };
+    let mut context = Context { unsplice, fault: None, nodes: 0 };
     let mut deserializer = serde_json::Deserializer::from_str(json);
     // Our own count takes its place: at three brackets a value at most, 128 values are 384 brackets.
     deserializer.disable_recursion_limit();
-    let value = Seed {
-        context: &mut context,
-        depth: 1,
-    }
-    .deserialize(&mut deserializer)
-    .and_then(|value| deserializer.end().map(|()| value));
+    let value = Seed { context: &mut context, depth: 1 }
+        .deserialize(&mut deserializer)
+        .and_then(|value| deserializer.end().map(|()| value));
     match (value, context.fault) {
         (Ok(value), _) => Ok(value),
         (Err(_), Some(fault)) => Err(fault),
@@ -403,10 +395,7 @@ impl<'de> Visitor<'de> for Seed<'_, '_> {
                 let detail = format!("a key of {} bytes", key.len());
                 return Err(context.fail(Fault::new(Reason::OverCap, detail)));
             }
-            let value = map.next_value_seed(Seed {
-                context,
-                depth: depth + 1,
-            })?;
+            let value = map.next_value_seed(Seed { context, depth: depth + 1 })?;
             entries.push((Value::Str(key), value));
             next = map.next_key()?;
         }
@@ -420,10 +409,7 @@ fn items<'de, A: SeqAccess<'de>>(
     mut seq: A,
 ) -> Result<Vec<Value>, A::Error> {
     let mut items = Vec::new();
-    while let Some(item) = seq.next_element_seed(Seed {
-        context,
-        depth: depth + 1,
-    })? {
+    while let Some(item) = seq.next_element_seed(Seed { context, depth: depth + 1 })? {
         items.push(item);
     }
     Ok(items)
@@ -445,21 +431,13 @@ fn tagged<'de, A: MapAccess<'de>>(
     map: &mut A,
 ) -> Result<Value, A::Error> {
     match tag {
-        "t" => map
-            .next_value_seed(Items { context, depth })
-            .map(Value::Tuple),
+        "t" => map.next_value_seed(Items { context, depth }).map(Value::Tuple),
         "s" => {
-            let items = map.next_value_seed(Items {
-                context: &mut *context,
-                depth,
-            })?;
+            let items = map.next_value_seed(Items { context: &mut *context, depth })?;
             Value::try_set(items).map_err(|_| context.fail(bad("a set with an item twice")))
         }
         "m" => {
-            let entries = map.next_value_seed(Entries {
-                context: &mut *context,
-                depth,
-            })?;
+            let entries = map.next_value_seed(Entries { context: &mut *context, depth })?;
             unique(context, entries)
         }
         "i" => {
@@ -494,10 +472,7 @@ fn tagged<'de, A: MapAccess<'de>>(
         }
         other => {
             let content = map.next_value::<&RawValue>()?;
-            let node = Node {
-                number: context.nodes - 1,
-                depth,
-            };
+            let node = Node { number: context.nodes - 1, depth };
             let value = context.unsplice.unsplice(other, content, node);
             value.map_err(|fault| context.fail(fault))
         }
@@ -576,9 +551,7 @@ struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 impl Key<'_> {
     /// The tag, if this is one.
     fn tag(&self) -> Option<&str> {
-        self.0
-            .strip_prefix('$')
-            .filter(|rest| !rest.starts_with('$'))
+        self.0.strip_prefix('$').filter(|rest| !rest.starts_with('$'))
     }
 }
 
@@ -600,31 +573,19 @@ mod tests {
             (Value::from(true), "true"),
             (Value::from(-1), "-1"),
             (Value::from(u64::MAX), "18446744073709551615"),
-            (
-                Value::from(i128::MIN),
-                r#"{"$i":"-170141183460469231731687303715884105728"}"#,
-            ),
+            (Value::from(i128::MIN), r#"{"$i":"-170141183460469231731687303715884105728"}"#),
             (Value::from(1.0), "1.0"),
             (Value::from(-0.0), "-0.0"),
             (Value::from(1e300), "1e300"),
             (Value::from(5e-324), "5e-324"),
-            (
-                Value::from(f64::NEG_INFINITY),
-                r#"{"$f":"fff0000000000000"}"#,
-            ),
-            (
-                Value::from(f64::from_bits(0x7ff0_0000_0000_0001)),
-                r#"{"$f":"7ff0000000000001"}"#,
-            ),
+            (Value::from(f64::NEG_INFINITY), r#"{"$f":"fff0000000000000"}"#),
+            (Value::from(f64::from_bits(0x7ff0_0000_0000_0001)), r#"{"$f":"7ff0000000000001"}"#),
             (Value::from("a\"\n\u{0}é"), "\"a\\\"\\n\\u0000é\""),
             (Value::bytes(vec![0u8, 255]), r#"{"$b":"AP8="}"#),
             (Value::tuple([1]), r#"{"$t":[1]}"#),
             (Value::set([1]), r#"{"$s":[1]}"#),
             (Value::Map(Map::new()), "{}"),
-            (
-                Value::map([("$t", 1), ("$$", 2), ("a", 3)]),
-                r#"{"$$t":1,"$$$":2,"a":3}"#,
-            ),
+            (Value::map([("$t", 1), ("$$", 2), ("a", 3)]), r#"{"$$t":1,"$$$":2,"a":3}"#),
             (Value::map([(7, "x")]), r#"{"$m":[[7,"x"]]}"#),
         ] {
             assert_eq!(round(&value), json);
@@ -670,19 +631,12 @@ mod tests {
             (1..levels).fold(Value::Null, |inner, _| Value::map([(Value::Int(1), inner)]))
         };
         round(&nest(limits::VALUE_DEPTH));
-        let unsendable = encode(
-            &nest(limits::VALUE_DEPTH + 1),
-            &mut String::new(),
-            &mut Plain,
-        )
-        .unwrap_err();
+        let unsendable =
+            encode(&nest(limits::VALUE_DEPTH + 1), &mut String::new(), &mut Plain).unwrap_err();
         assert_eq!(unsendable.refusals[0].1.reason(), Reason::TooDeep);
         assert!(unsendable.path.starts_with("$[0][0]"));
         let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
-        assert_eq!(
-            decode(&deep, &mut Plain).unwrap_err().reason(),
-            Reason::TooDeep
-        );
+        assert_eq!(decode(&deep, &mut Plain).unwrap_err().reason(), Reason::TooDeep);
     }
 
     #[test]
@@ -693,9 +647,6 @@ mod tests {
         assert_eq!(unsendable.path, "$.notes[1]");
         assert_eq!(unsendable.refusals[0].1.reason(), Reason::TooLarge);
         let json = format!("\"{long}\"");
-        assert_eq!(
-            decode(&json, &mut Plain).unwrap_err().reason(),
-            Reason::OverCap
-        );
+        assert_eq!(decode(&json, &mut Plain).unwrap_err().reason(), Reason::OverCap);
     }
 }

@@ -44,11 +44,7 @@ impl Rung for Inline {
     fn probe(&self) -> Result<Offer, Refusal> {
         let meta =
             Meta::write(&GRAMMAR).map_err(|fault| Refusal::new(fault.reason(), fault.detail()))?;
-        Ok(Offer {
-            rung: self.id(),
-            meta,
-            handles: Vec::new(),
-        })
+        Ok(Offer { rung: self.id(), meta, handles: Vec::new() })
     }
 
     fn open(&self, _mine: &Offer, peer: &Offer, _trust: Trust) -> Result<Session, Refusal> {
@@ -86,19 +82,12 @@ impl Form for InlineForm {
         if text.len() > limits::INLINE_SUBTREE {
             return Err(Refusal::new(
                 Reason::TooLarge,
-                format!(
-                    "{} bytes of JSON, at most {}",
-                    text.len(),
-                    limits::INLINE_SUBTREE
-                ),
+                format!("{} bytes of JSON, at most {}", text.len(), limits::INLINE_SUBTREE),
             ));
         }
         let meta =
             Meta::from_json(text).map_err(|fault| Refusal::new(fault.reason(), fault.detail()))?;
-        Ok(Lowered {
-            meta,
-            storages: Vec::new(),
-        })
+        Ok(Lowered { meta, storages: Vec::new() })
     }
 
     fn raise(&self, lowered: Lowered) -> Result<Value, Fault> {

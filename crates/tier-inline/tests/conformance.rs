@@ -5,10 +5,5 @@ use std::process::ExitCode;
 use testkit::form::{Suite, main as suite};
 
 fn main() -> ExitCode {
-    suite(
-        &Suite {
-            rung: || Box::new(tier_inline::Inline),
-        },
-        Vec::new(),
-    )
+    suite(&Suite { rung: || Box::new(tier_inline::Inline) }, Vec::new())
 }

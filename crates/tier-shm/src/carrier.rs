@@ -19,20 +19,14 @@ pub(crate) struct ShmCarrier {
 
 impl ShmCarrier {
     pub(crate) fn new(trust: Trust) -> Self {
-        Self {
-            trust,
-            next_lease: AtomicU64::new(1),
-        }
+        Self { trust, next_lease: AtomicU64::new(1) }
     }
 }
 
 impl Carrier for ShmCarrier {
     fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
         if !storage.device().is_host() {
-            return Err(Refusal::new(
-                Reason::DeviceMemory,
-                storage.device().to_string(),
-            ));
+            return Err(Refusal::new(Reason::DeviceMemory, storage.device().to_string()));
         }
         if storage.is_empty() {
             return Err(Reason::Empty.into());
@@ -45,9 +39,7 @@ impl Carrier for ShmCarrier {
                 // Private memory: one copy into a block that is sealed for good, so that the
                 // receiver needs to trust nobody.
                 let block = Sealed::build(storage.len(), |filling| {
-                    storage
-                        .memory()
-                        .for_each_piece(&mut |piece| filling.write(piece))
+                    storage.memory().for_each_piece(&mut |piece| filling.write(piece))
                 })?;
                 (block.descriptor()?, Box::new(block), 1)
             };
@@ -76,24 +68,15 @@ impl Carrier for ShmCarrier {
         let len = usize::try_from(parcel.bytes).map_err(|_| Reason::WrongSize)?;
         let storage = match segment::receive(descriptor, len)? {
             Received::Sealed(sealed) => Storage::new(SealedMemory(sealed)),
-            Received::Foreign(block) => Storage::new(ForeignMemory {
-                block,
-                trust: self.trust.clone(),
-            }),
+            Received::Foreign(block) => {
+                Storage::new(ForeignMemory { block, trust: self.trust.clone() })
+            }
         };
-        Ok(storage.with_provenance(Provenance {
-            rung: parcel.rung,
-            lease: parcel.lease,
-        }))
+        Ok(storage.with_provenance(Provenance { rung: parcel.rung, lease: parcel.lease }))
     }
 
     fn receipt(&self, lease: LeaseId) -> Receipt {
-        Receipt {
-            rung: RungId::SHM,
-            lease,
-            meta: None,
-            handles: Vec::new(),
-        }
+        Receipt { rung: RungId::SHM, lease, meta: None, handles: Vec::new() }
     }
 
     /// Nothing to do: the owner that the sender drops is all there is.

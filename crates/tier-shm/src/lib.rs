@@ -75,11 +75,7 @@ impl Rung for Shm {
         }
         let meta =
             Meta::write(&FORMAT).map_err(|fault| Refusal::new(fault.reason(), fault.detail()))?;
-        Ok(Offer {
-            rung: self.id(),
-            meta,
-            handles: Vec::new(),
-        })
+        Ok(Offer { rung: self.id(), meta, handles: Vec::new() })
     }
 
     fn open(&self, _mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {

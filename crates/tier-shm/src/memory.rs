@@ -79,9 +79,7 @@ pub(crate) fn descriptor(storage: &Storage) -> Option<Result<OwnedFd, Refusal>> 
     if let Some(memory) = storage.memory_as::<LentMemory>() {
         return Some(memory.0.descriptor());
     }
-    storage
-        .memory_as::<ForeignMemory>()
-        .map(|memory| memory.block.descriptor())
+    storage.memory_as::<ForeignMemory>().map(|memory| memory.block.descriptor())
 }
 
 /// A tensor that is born in shared memory: written in place, then shared without a copy.
@@ -108,11 +106,7 @@ impl TensorMut {
             0 => None,
             bytes => Some(Draft::new(bytes)?),
         };
-        Ok(Self {
-            block,
-            dtype,
-            shape: shape.to_vec(),
-        })
+        Ok(Self { block, dtype, shape: shape.to_vec() })
     }
 
     /// The element type.
@@ -157,11 +151,7 @@ impl TensorMut {
     ///
     /// As [`Draft::share`].
     pub fn share(self) -> Result<Tensor, Refusal> {
-        let Self {
-            block,
-            dtype,
-            shape,
-        } = self;
+        let Self { block, dtype, shape } = self;
         let storage = match block {
             Some(draft) => Storage::new(LentMemory(draft.share()?)),
             None => Storage::from_bytes(Vec::new()),
@@ -175,11 +165,7 @@ impl TensorMut {
     ///
     /// As [`Draft::seal`]: not after it was shared once.
     pub fn seal(self) -> Result<Tensor, Refusal> {
-        let Self {
-            block,
-            dtype,
-            shape,
-        } = self;
+        let Self { block, dtype, shape } = self;
         let storage = match block {
             Some(draft) => Storage::new(SealedMemory(draft.seal()?)),
             None => Storage::from_bytes(Vec::new()),

@@ -44,10 +44,7 @@ fn numbers() -> TensorMut {
 fn what_its_owner_can_write_is_lent_only_in_trust() {
     let shared = numbers().share().unwrap();
     let (there, _packed) = across(&shared, Trust::none());
-    assert_eq!(
-        there.as_slice::<u32>().unwrap_err().reason(),
-        Reason::PeerNotTrusted
-    );
+    assert_eq!(there.as_slice::<u32>().unwrap_err().reason(), Reason::PeerNotTrusted);
     assert_eq!(there.to_vec::<u32>().unwrap()[999], 999);
     assert_eq!(there, shared);
 
@@ -59,10 +56,7 @@ fn what_its_owner_can_write_is_lent_only_in_trust() {
 #[test]
 fn what_nobody_can_write_is_lent_to_anyone() {
     let sealed = numbers().seal().unwrap();
-    assert_eq!(
-        across(&sealed, Trust::none()).0.as_slice::<u32>().unwrap()[999],
-        999
-    );
+    assert_eq!(across(&sealed, Trust::none()).0.as_slice::<u32>().unwrap()[999], 999);
     let private = Tensor::from_vec(vec![7u32; 1000], &[1000]).unwrap();
     let (there, packed) = across(&private, Trust::none());
     assert_eq!(there.as_slice::<u32>().unwrap(), [7; 1000]);

@@ -53,9 +53,7 @@ pub fn attach() -> io::Result<Option<Link>> {
 /// Only for the parent can it be told that the number still means the same process: as long as it
 /// is our parent, it has not been reaped and reused.
 fn host_process(link: &Link) -> Option<OwnedFd> {
-    let host = i32::try_from(link.peer_pid().ok()?)
-        .ok()
-        .and_then(Pid::from_raw)?;
+    let host = i32::try_from(link.peer_pid().ok()?).ok().and_then(Pid::from_raw)?;
     let pidfd = pidfd_open(host, PidfdFlags::empty()).ok()?;
     (rustix::process::getppid() == Some(host)).then_some(pidfd)
 }

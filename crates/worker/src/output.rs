@@ -114,10 +114,7 @@ fn finish(line: &mut Vec<u8>, tail: &Tail, sink: &mut Sink) {
 enum Sink {
     Trace,
     Discard,
-    Pass {
-        queue: SyncSender<String>,
-        dropped: usize,
-    },
+    Pass { queue: SyncSender<String>, dropped: usize },
 }
 
 impl Sink {

@@ -73,19 +73,14 @@ impl Command {
     /// Adds arguments.
     #[must_use]
     pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
-        self.arguments.extend(
-            arguments
-                .into_iter()
-                .map(|argument| argument.as_ref().to_owned()),
-        );
+        self.arguments.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
         self
     }
 
     /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
-        self.variables
-            .push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self.variables.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
         self
     }
 
@@ -110,18 +105,8 @@ impl Command {
     ///
     /// Where the program does not exist or cannot be executed, or descriptors or processes ran out.
     pub fn spawn(self) -> Result<(Process, Link), SpawnError> {
-        let Self {
-            program,
-            name,
-            arguments,
-            variables,
-            output,
-            grace,
-        } = self;
-        let failed = |source: io::Error| SpawnError {
-            program: program.clone(),
-            source,
-        };
+        let Self { program, name, arguments, variables, output, grace } = self;
+        let failed = |source: io::Error| SpawnError { program: program.clone(), source };
         let (link, socket) =
             Link::pair_with_socket().map_err(|error| failed(io::Error::other(error)))?;
         let inode = std::fs::File::from(socket.try_clone().map_err(failed)?)
@@ -149,11 +134,7 @@ impl Command {
                     pid: child.id(),
                     host: std::process::id(),
                     pidfd,
-                    inner: Mutex::new(Inner {
-                        child,
-                        drainer: Some(drainer),
-                        exit: None,
-                    }),
+                    inner: Mutex::new(Inner { child, drainer: Some(drainer), exit: None }),
                     tail,
                     grace,
                 };
@@ -250,18 +231,12 @@ impl Process {
         }
         // It has exited or is being killed, so this does not wait long. Only a process that somebody
         // else reaped has no status; the kernel's zero is then as good as any.
-        let status = inner
-            .child
-            .wait()
-            .unwrap_or_else(|_| ExitStatus::from_raw(0));
+        let status = inner.child.wait().unwrap_or_else(|_| ExitStatus::from_raw(0));
         if let Some(drainer) = inner.drainer.take() {
             // The drainer ends with the process; its panic would have nothing to add.
             let _ = drainer.join();
         }
-        let exit = Exit {
-            status,
-            last_lines: self.tail.lines(),
-        };
+        let exit = Exit { status, last_lines: self.tail.lines() };
         inner.exit = Some(exit.clone());
         exit
     }
@@ -319,12 +294,7 @@ impl fmt::Display for Exit {
             (None, Some(signal)) => write!(f, "the worker was killed by signal {signal}")?,
             (None, None) => write!(f, "the worker ended: {}", self.status)?,
         }
-        if let Some(last) = self
-            .last_lines
-            .iter()
-            .rev()
-            .find(|line| !line.trim().is_empty())
-        {
+        if let Some(last) = self.last_lines.iter().rev().find(|line| !line.trim().is_empty()) {
             write!(f, "; its last words: {}", last.trim())?;
         }
         Ok(())

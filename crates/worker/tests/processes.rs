@@ -73,10 +73,7 @@ fn echoes() -> Outcome {
         let (process, link) = this("echo").spawn().map_err(text)?;
         link.send("[1,2]", &[], None).map_err(text)?;
         let deadline = Some(Instant::now() + LONG);
-        check(
-            link.receive(deadline).map_err(text)?.json == "[1,2]",
-            "no echo",
-        )?;
+        check(link.receive(deadline).map_err(text)?.json == "[1,2]", "no echo")?;
         check(process.is_running(), "not running")?;
         link.close();
         let exit = process.end(LONG);
@@ -87,20 +84,11 @@ fn echoes() -> Outcome {
 
 fn attaches_once() -> Outcome {
     let (_process, link) = this("attach-twice").spawn().map_err(text)?;
-    check(
-        link.receive(Some(Instant::now() + LONG))
-            .map_err(text)?
-            .json
-            == "1",
-        "attached twice",
-    )
+    check(link.receive(Some(Instant::now() + LONG)).map_err(text)?.json == "1", "attached twice")
 }
 
 fn not_a_worker() -> Outcome {
-    check(
-        worker::attach().map_err(text)?.is_none(),
-        "attached without a host",
-    )
+    check(worker::attach().map_err(text)?.is_none(), "attached without a host")
 }
 
 fn no_such_program() -> Outcome {
@@ -109,10 +97,7 @@ fn no_such_program() -> Outcome {
         return Err("started nothing".into());
     };
     check(error.to_string().contains("/no/such/program"), text(&error))?;
-    check(
-        error.source.kind() == std::io::ErrorKind::NotFound,
-        text(error),
-    )?;
+    check(error.source.kind() == std::io::ErrorKind::NotFound, text(error))?;
     before.settle()
 }
 
@@ -126,33 +111,18 @@ fn last_words() -> Outcome {
         exit.to_string() == "the worker exited with status 3; its last words: out of cheese",
         text(&exit),
     )?;
-    check(
-        exit.last_lines == ["first", "out of cheese"],
-        format!("{:?}", exit.last_lines),
-    )?;
-    check(
-        link.receive(Some(Instant::now() + LONG))
-            .is_err_and(|error| error.is_gone()),
-        "not gone",
-    )
+    check(exit.last_lines == ["first", "out of cheese"], format!("{:?}", exit.last_lines))?;
+    check(link.receive(Some(Instant::now() + LONG)).is_err_and(|error| error.is_gone()), "not gone")
 }
 
 fn killed_after_its_grace() -> Outcome {
     let before = Census::take();
     let started = Instant::now();
-    drop(
-        this("deaf")
-            .grace(Duration::from_millis(50))
-            .spawn()
-            .map_err(text)?,
-    );
+    drop(this("deaf").grace(Duration::from_millis(50)).spawn().map_err(text)?);
     check(started.elapsed() < LONG, "the grace was not kept")?;
     let (process, _link) = this("deaf").spawn().map_err(text)?;
     let exit = process.kill();
-    check(
-        exit.to_string() == "the worker was killed by signal 9",
-        text(exit),
-    )?;
+    check(exit.to_string() == "the worker was killed by signal 9", text(exit))?;
     drop((process, _link));
     before.settle()
 }
@@ -173,13 +143,7 @@ fn never_blocked_by_our_reader() -> Outcome {
     let closed = door.lock().map_err(text)?;
     let output = Output::Pass(Box::new(Stuck(Arc::clone(&door))));
     let (process, link) = this("flood").output(output).spawn().map_err(text)?;
-    check(
-        link.receive(Some(Instant::now() + LONG))
-            .map_err(text)?
-            .json
-            == "\"done\"",
-        "stuck",
-    )?;
+    check(link.receive(Some(Instant::now() + LONG)).map_err(text)?.json == "\"done\"", "stuck")?;
     let exit = process.wait(LONG).ok_or("it runs on")?;
     check(exit.status.code() == Some(7), text(&exit))?;
     let last = exit.last_lines.last().cloned().unwrap_or_default();
@@ -189,15 +153,9 @@ fn never_blocked_by_our_reader() -> Outcome {
 
 fn ends_with_its_host() -> Outcome {
     let (host, link) = this("host").spawn().map_err(text)?;
-    let pid = link
-        .receive(Some(Instant::now() + LONG))
-        .map_err(text)?
-        .json;
+    let pid = link.receive(Some(Instant::now() + LONG)).map_err(text)?.json;
     let stat = format!("/proc/{pid}/stat");
-    check(
-        std::path::Path::new(&stat).exists(),
-        "the worker's worker does not run",
-    )?;
+    check(std::path::Path::new(&stat).exists(), "the worker's worker does not run")?;
     host.kill();
     let end = Instant::now() + LONG;
     // Gone, or a zombie that whoever inherited it has yet to reap.
@@ -218,19 +176,10 @@ fn main() -> ExitCode {
         trial("a_worker_echoes_and_leaves_nothing_behind", echoes),
         trial("a_worker_attaches_once", attaches_once),
         trial("a_process_that_was_not_spawned_is_no_worker", not_a_worker),
-        trial(
-            "a_program_that_does_not_exist_is_an_error_that_names_it",
-            no_such_program,
-        ),
+        trial("a_program_that_does_not_exist_is_an_error_that_names_it", no_such_program),
         trial("an_exit_tells_status_and_last_words", last_words),
-        trial(
-            "a_worker_that_does_not_end_is_killed_after_its_grace",
-            killed_after_its_grace,
-        ),
-        trial(
-            "a_worker_is_never_blocked_by_our_reader",
-            never_blocked_by_our_reader,
-        ),
+        trial("a_worker_that_does_not_end_is_killed_after_its_grace", killed_after_its_grace),
+        trial("a_worker_is_never_blocked_by_our_reader", never_blocked_by_our_reader),
         trial("a_worker_ends_with_its_host", ends_with_its_host),
     ])
 }

@@ -29,21 +29,14 @@ fn work(channel: &Channel) -> ExitCode {
             let items = value.items().ok_or("a list")?.to_vec();
             let tensors: Vec<&Tensor> = items.iter().filter_map(Value::as_tensor).collect();
             let first = tensors.first().ok_or("a tensor")?;
-            let shared = tensors
-                .iter()
-                .all(|t| Arc::ptr_eq(t.storage(), first.storage()));
+            let shared = tensors.iter().all(|t| Arc::ptr_eq(t.storage(), first.storage()));
             Ok(Value::map([
                 ("shared", Value::from(shared)),
                 ("storage", Value::from(first.storage().len())),
-                (
-                    "in_place",
-                    Value::from(first.storage().host_bytes().is_ok()),
-                ),
+                ("in_place", Value::from(first.storage().host_bytes().is_ok())),
             ]))
         })
-        .on("fail", |_| {
-            Err(Failure::new("out-of-cheese", "no cheese left"))
-        })
+        .on("fail", |_| Err(Failure::new("out-of-cheese", "no cheese left")))
         .on("error", |_| Err("file not found".into()))
         .on("panic", |_| panic!("at the disco"))
         .on("sleep", |value| {
@@ -52,9 +45,7 @@ fn work(channel: &Channel) -> ExitCode {
         })
         .on("exit", |_| std::process::exit(3))
         .on("abort", |_| std::process::abort())
-        .on("too much", |_| {
-            Ok(Value::map([("numbers", Value::list(0..100_000))]))
-        })
+        .on("too much", |_| Ok(Value::map([("numbers", Value::list(0..100_000))])))
         .on("hold", move |value| {
             *keep.lock().unwrap() = Some(value);
             Ok(Value::Null)
@@ -75,11 +66,7 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 fn check(holds: bool, what: impl std::fmt::Debug) -> Outcome {
-    if holds {
-        Ok(())
-    } else {
-        Err(format!("{what:?}"))
-    }
+    if holds { Ok(()) } else { Err(format!("{what:?}")) }
 }
 
 fn worker() -> Result<Worker, String> {
@@ -88,10 +75,7 @@ fn worker() -> Result<Worker, String> {
 
 fn any_value_comes_back() -> Outcome {
     let worker = worker()?;
-    let mut runner = TestRunner::new(Config {
-        cases: 300,
-        ..Config::default()
-    });
+    let mut runner = TestRunner::new(Config { cases: 300, ..Config::default() });
     runner
         .run(&testkit::values::any_value(), |value| {
             let reply = worker.call("echo", value.clone()).unwrap();
@@ -99,12 +83,7 @@ fn any_value_comes_back() -> Outcome {
             // The same leaves on the same rungs both ways; only the answer's copies differ.
             let legs = |route: &ladder::Route| -> Vec<_> {
                 let key = |leg: &ladder::Leg| {
-                    (
-                        leg.path.clone(),
-                        leg.what.clone(),
-                        leg.rung.clone(),
-                        leg.bytes,
-                    )
+                    (leg.path.clone(), leg.what.clone(), leg.rung.clone(), leg.bytes)
                 };
                 route.legs.iter().map(key).collect()
             };
@@ -120,21 +99,12 @@ fn routes_tell_what_happened() -> Outcome {
     let mut born = TensorMut::new(DType::F32, &[100, 10]).map_err(text)?;
     born.as_mut_slice::<f32>().map_err(text)?.fill(1.5);
     let value = Value::map([
-        (
-            "private",
-            Value::from(Tensor::from_vec(vec![1u16; 500], &[5, 100]).map_err(text)?),
-        ),
+        ("private", Value::from(Tensor::from_vec(vec![1u16; 500], &[5, 100]).map_err(text)?)),
         ("born shared", Value::from(born.share().map_err(text)?)),
-        (
-            "empty",
-            Value::from(Tensor::from_vec(Vec::<f64>::new(), &[0, 3]).map_err(text)?),
-        ),
+        ("empty", Value::from(Tensor::from_vec(Vec::<f64>::new(), &[0, 3]).map_err(text)?)),
         ("text", Value::from("é".repeat(3000))),
         ("blob", Value::bytes(vec![7; 5000])),
-        (
-            "settings",
-            Value::map([("depth", Value::from(3)), ("name", Value::from("x"))]),
-        ),
+        ("settings", Value::map([("depth", Value::from(3)), ("name", Value::from("x"))])),
     ]);
     let reply = worker.call("echo", value.clone()).map_err(text)?;
     check(*reply.value() == value, "another value came back")?;
@@ -164,25 +134,11 @@ fn storages_stay_shared() -> Outcome {
     let whole = Tensor::from_vec((0..60_000u32).collect(), &[300, 200]).map_err(text)?;
     let views = [whole.flip(0), whole.select(1, 7), whole.slice(0, 10, 20)];
     let views: Vec<Tensor> = views.into_iter().collect::<Result<_, _>>().map_err(text)?;
-    let reply = worker
-        .call("echo", Value::list(views.clone()))
-        .map_err(text)?;
-    let back: Vec<&Tensor> = reply
-        .value()
-        .items()
-        .unwrap()
-        .iter()
-        .filter_map(Value::as_tensor)
-        .collect();
-    check(
-        back.iter().zip(&views).all(|(a, b)| **a == *b),
-        "other elements",
-    )?;
-    check(
-        back.iter()
-            .all(|t| Arc::ptr_eq(t.storage(), back[0].storage())),
-        "not shared",
-    )?;
+    let reply = worker.call("echo", Value::list(views.clone())).map_err(text)?;
+    let back: Vec<&Tensor> =
+        reply.value().items().unwrap().iter().filter_map(Value::as_tensor).collect();
+    check(back.iter().zip(&views).all(|(a, b)| **a == *b), "other elements")?;
+    check(back.iter().all(|t| Arc::ptr_eq(t.storage(), back[0].storage())), "not shared")?;
     check(worker.traffic().handles_sent == 1, worker.traffic())
 }
 
@@ -195,14 +151,9 @@ fn a_small_view_of_something_huge_is_sent_alone() -> Outcome {
         (huge.slice(0, 3, 4), (1 << 20) + 64),
     ] {
         let view = view.map_err(text)?;
-        let reply = worker
-            .call("describe", Value::list([view.clone()]))
-            .map_err(text)?;
+        let reply = worker.call("describe", Value::list([view.clone()])).map_err(text)?;
         let storage = reply.value().get("storage").and_then(Value::as_i64);
-        check(
-            storage.is_some_and(|len| len <= most),
-            (view.shape(), storage),
-        )?;
+        check(storage.is_some_and(|len| len <= most), (view.shape(), storage))?;
         let echo = worker.call("echo", view.clone()).map_err(text)?;
         check(*echo.value() == Value::from(view), "other elements")?;
     }
@@ -213,13 +164,8 @@ fn thousands_of_tensors_go_in_one_message() -> Outcome {
     let worker = worker()?;
     let tensor =
         |index: usize| Tensor::from_vec(vec![index as u32; 1 + index % 100], &[1 + index % 100]);
-    let private: Vec<Tensor> = (0..5000)
-        .map(tensor)
-        .collect::<Result<_, _>>()
-        .map_err(text)?;
-    let reply = worker
-        .call("echo", Value::list(private.clone()))
-        .map_err(text)?;
+    let private: Vec<Tensor> = (0..5000).map(tensor).collect::<Result<_, _>>().map_err(text)?;
+    let reply = worker.call("echo", Value::list(private.clone())).map_err(text)?;
     check(*reply.value() == Value::list(private), "other tensors")?;
     let mut shared = Vec::new();
     for index in 0..300u32 {
@@ -227,17 +173,10 @@ fn thousands_of_tensors_go_in_one_message() -> Outcome {
         tensor.as_mut_slice::<u32>().map_err(text)?.fill(index);
         shared.push(tensor.share().map_err(text)?);
     }
-    let reply = worker
-        .call("echo", Value::list(shared.clone()))
-        .map_err(text)?;
+    let reply = worker.call("echo", Value::list(shared.clone())).map_err(text)?;
     check(*reply.value() == Value::list(shared), "other tensors")?;
     // A frame has 253 descriptors at most: some of them had to be copied, and the route says so.
-    let copied = reply
-        .sent()
-        .legs
-        .iter()
-        .filter(|leg| leg.copies > 0)
-        .count();
+    let copied = reply.sent().legs.iter().filter(|leg| leg.copies > 0).count();
     check((1..300).contains(&copied), copied)
 }
 
@@ -246,13 +185,8 @@ fn a_worker_of_the_same_executable_is_trusted() -> Outcome {
     let mut born = TensorMut::new(DType::U8, &[5000]).map_err(text)?;
     born.as_bytes_mut().fill(3);
     let tensor = born.share().map_err(text)?;
-    let reply = worker
-        .call("describe", Value::list([tensor]))
-        .map_err(text)?;
-    check(
-        reply.value().get("in_place") == Some(&Value::from(true)),
-        reply.value(),
-    )
+    let reply = worker.call("describe", Value::list([tensor])).map_err(text)?;
+    check(reply.value().get("in_place") == Some(&Value::from(true)), reply.value())
 }
 
 fn errors_of_the_handler_are_errors_of_the_call() -> Outcome {
@@ -266,18 +200,9 @@ fn errors_of_the_handler_are_errors_of_the_call() -> Outcome {
     remote("fail", "out-of-cheese", "no cheese left")?;
     remote("error", "handler-failed", "file not found")?;
     remote("panic", "handler-panicked", "at the disco")?;
-    check(
-        worker
-            .call("no such method", 1)
-            .unwrap_err()
-            .is_unknown_method(),
-        "not known as such",
-    )?;
+    check(worker.call("no such method", 1).unwrap_err().is_unknown_method(), "not known as such")?;
     // And the worker lives.
-    check(
-        worker.call("echo", 1).map_err(text)?.into_value() == Value::from(1),
-        "no echo",
-    )
+    check(worker.call("echo", 1).map_err(text)?.into_value() == Value::from(1), "no echo")
 }
 
 fn what_no_rung_takes_is_named_and_comes_back() -> Outcome {
@@ -293,14 +218,8 @@ fn what_no_rung_takes_is_named_and_comes_back() -> Outcome {
     };
     check(unsendable.path == "$.weights", &unsendable.path)?;
     check(unsendable.kind == "map", &unsendable.kind)?;
-    check(
-        unsendable.refusals[0].0 == RungId::INLINE,
-        &unsendable.refusals,
-    )?;
-    check(
-        unsendable.refusals[0].1.reason() == Reason::TooLarge,
-        &unsendable.refusals,
-    )?;
+    check(unsendable.refusals[0].0 == RungId::INLINE, &unsendable.refusals)?;
+    check(unsendable.refusals[0].1.reason() == Reason::TooLarge, &unsendable.refusals)?;
     check(unsendable.remedy().is_some(), "no remedy")?;
     check(error.into_value() == Some(value), "the value is lost")?;
     // Nothing is half-sent: nothing at all is.
@@ -315,25 +234,17 @@ fn what_no_rung_takes_is_named_and_comes_back() -> Outcome {
 
 fn a_late_answer_is_dropped_and_the_next_call_gets_its_own() -> Outcome {
     let worker = worker()?;
-    let options = CallOptions {
-        limit: Some(Duration::from_millis(50)),
-    };
+    let options = CallOptions { limit: Some(Duration::from_millis(50)) };
     let tensor = Tensor::from_vec(vec![5u8; 100_000], &[100_000]).map_err(text)?;
     for _ in 0..3 {
         let error = worker.call_with("sleep", 200, options).unwrap_err();
         check(error.is_deadline(), error.kind())?;
         let reply = worker.call("echo", tensor.clone()).map_err(text)?;
-        check(
-            *reply.value() == Value::from(tensor.clone()),
-            "another call's answer",
-        )?;
+        check(*reply.value() == Value::from(tensor.clone()), "another call's answer")?;
     }
     // The late answers' memory went back: the worker keeps nothing for us.
     settle(|| worker.lent().0 == 0, &worker)?;
-    let kept = worker
-        .call("echo", Value::Null)
-        .map(|_| descriptors(&worker))
-        .map_err(text)?;
+    let kept = worker.call("echo", Value::Null).map(|_| descriptors(&worker)).map_err(text)?;
     check(!kept.contains_key("/memfd:tensor-ladder"), kept)
 }
 
@@ -361,15 +272,10 @@ fn memory_is_kept_until_its_receipt() -> Outcome {
     let tensor = born.share().map_err(text)?;
     worker.call("hold", tensor.clone()).map_err(text)?;
     check(worker.lent() == (1, 1 << 20), worker.lent())?;
-    let tensor = TensorMut::reclaim(tensor)
-        .err()
-        .ok_or("reclaimed while it is held")?;
+    let tensor = TensorMut::reclaim(tensor).err().ok_or("reclaimed while it is held")?;
     worker.call("free", Value::Null).map_err(text)?;
     settle(|| worker.lent() == (0, 0), &worker)?;
-    check(
-        TensorMut::reclaim(tensor).is_ok(),
-        "not reclaimed after the receipt",
-    )
+    check(TensorMut::reclaim(tensor).is_ok(), "not reclaimed after the receipt")
 }
 
 fn a_dead_worker_is_an_error_that_says_how() -> Outcome {
@@ -381,16 +287,10 @@ fn a_dead_worker_is_an_error_that_says_how() -> Outcome {
         let worker = worker()?;
         let tensor = Tensor::from_vec(vec![1u8; 100_000], &[100_000]).map_err(text)?;
         let error = worker.call(method, tensor).unwrap_err();
-        check(
-            error.is_gone() && error.to_string().contains(says),
-            text(&error),
-        )?;
+        check(error.is_gone() && error.to_string().contains(says), text(&error))?;
         let error = worker.call("echo", 1).unwrap_err();
         check(error.is_gone(), text(&error))?;
-        check(
-            error.into_value() == Some(Value::from(1)),
-            "the value is lost",
-        )?;
+        check(error.into_value() == Some(Value::from(1)), "the value is lost")?;
     }
     before.settle()
 }
@@ -400,9 +300,7 @@ fn nothing_is_left_behind() -> Outcome {
     for _ in 0..20 {
         let worker = worker()?;
         let tensor = Tensor::from_vec(vec![1u8; 1 << 20], &[1 << 20]).map_err(text)?;
-        let reply = worker
-            .call("echo", Value::list([tensor.clone(), tensor]))
-            .map_err(text)?;
+        let reply = worker.call("echo", Value::list([tensor.clone(), tensor])).map_err(text)?;
         drop(reply);
         let exit = worker.shutdown(LONG);
         check(exit.status.success(), text(exit))?;
@@ -416,10 +314,7 @@ fn an_answer_outlives_its_worker() -> Outcome {
     let exit = worker.shutdown(LONG);
     check(exit.status.success(), text(exit))?;
     let tensor = tensor.as_tensor().cloned().ok_or("a tensor")?;
-    check(
-        tensor.as_slice::<u8>().map_err(text)? == [1; 10_000],
-        "other elements",
-    )
+    check(tensor.as_slice::<u8>().map_err(text)? == [1; 10_000], "other elements")
 }
 
 fn bulk_never_crosses_the_socket() -> Outcome {
@@ -429,19 +324,13 @@ fn bulk_never_crosses_the_socket() -> Outcome {
             let storage = Arc::new(Storage::from_vec(vec![1u8; bytes]));
             Tensor::contiguous(storage, DType::U8, &[bytes]).map_err(text)
         };
-        (0..count)
-            .map(|_| tensor())
-            .collect::<Result<Vec<_>, _>>()
-            .map(Value::list)
+        (0..count).map(|_| tensor()).collect::<Result<Vec<_>, _>>().map(Value::list)
     };
     for (count, bytes) in [(1, 1 << 10), (1, 64 << 20), (2000, 1000), (1, 1 << 30)] {
         let before = worker.traffic();
         let value = leaves(count, bytes)?;
         let reply = worker.call("echo", value.clone()).map_err(text)?;
-        check(
-            reply.value().items().map(<[Value]>::len) == Some(count),
-            "lost some",
-        )?;
+        check(reply.value().items().map(<[Value]>::len) == Some(count), "lost some")?;
         let after = worker.traffic();
         let most = (64 << 10) + 512 * count as u64;
         for (name, crossed) in [
@@ -470,9 +359,7 @@ fn threads_may_call_at_the_same_time() -> Outcome {
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().map_err(|_| "panicked")?)
+        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "panicked")?)
     })
 }
 
@@ -481,21 +368,13 @@ fn a_program_that_is_no_worker_is_an_error() -> Outcome {
     let error = Worker::spawn(Command::new("/no/such/program")).unwrap_err();
     check(error.to_string().contains("/no/such/program"), text(error))?;
     let error = Worker::spawn(Command::new("true")).unwrap_err();
-    check(
-        error
-            .to_string()
-            .contains("the worker exited with status 0"),
-        text(error),
-    )?;
+    check(error.to_string().contains("the worker exited with status 0"), text(error))?;
     let started = Instant::now();
     let error = Worker::builder()
         .handshake(Duration::from_millis(100))
         .spawn(Command::new("sleep").arg("60").grace(Duration::ZERO))
         .unwrap_err();
-    check(
-        error.to_string().contains("no handshake within 100ms"),
-        text(error),
-    )?;
+    check(error.to_string().contains("no handshake within 100ms"), text(error))?;
     check(started.elapsed() < LONG, started.elapsed())?;
     before.settle()
 }
@@ -514,10 +393,7 @@ fn main() -> ExitCode {
             "a_small_view_of_something_huge_is_sent_alone",
             a_small_view_of_something_huge_is_sent_alone,
         ),
-        trial(
-            "thousands_of_tensors_go_in_one_message",
-            thousands_of_tensors_go_in_one_message,
-        ),
+        trial("thousands_of_tensors_go_in_one_message", thousands_of_tensors_go_in_one_message),
         trial(
             "a_worker_of_the_same_executable_is_trusted",
             a_worker_of_the_same_executable_is_trusted,
@@ -534,30 +410,12 @@ fn main() -> ExitCode {
             "a_late_answer_is_dropped_and_the_next_call_gets_its_own",
             a_late_answer_is_dropped_and_the_next_call_gets_its_own,
         ),
-        trial(
-            "memory_is_kept_until_its_receipt",
-            memory_is_kept_until_its_receipt,
-        ),
-        trial(
-            "a_dead_worker_is_an_error_that_says_how",
-            a_dead_worker_is_an_error_that_says_how,
-        ),
+        trial("memory_is_kept_until_its_receipt", memory_is_kept_until_its_receipt),
+        trial("a_dead_worker_is_an_error_that_says_how", a_dead_worker_is_an_error_that_says_how),
         trial("nothing_is_left_behind", nothing_is_left_behind),
-        trial(
-            "an_answer_outlives_its_worker",
-            an_answer_outlives_its_worker,
-        ),
-        trial(
-            "bulk_never_crosses_the_socket",
-            bulk_never_crosses_the_socket,
-        ),
-        trial(
-            "threads_may_call_at_the_same_time",
-            threads_may_call_at_the_same_time,
-        ),
-        trial(
-            "a_program_that_is_no_worker_is_an_error",
-            a_program_that_is_no_worker_is_an_error,
-        ),
+        trial("an_answer_outlives_its_worker", an_answer_outlives_its_worker),
+        trial("bulk_never_crosses_the_socket", bulk_never_crosses_the_socket),
+        trial("threads_may_call_at_the_same_time", threads_may_call_at_the_same_time),
+        trial("a_program_that_is_no_worker_is_an_error", a_program_that_is_no_worker_is_an_error),
     ])
 }

@@ -27,11 +27,7 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 fn check(holds: bool, what: impl std::fmt::Debug) -> Outcome {
-    if holds {
-        Ok(())
-    } else {
-        Err(format!("{what:?}"))
-    }
+    if holds { Ok(()) } else { Err(format!("{what:?}")) }
 }
 
 /// A carrier that exports well, and whose parcels cannot be imported.
@@ -44,17 +40,11 @@ impl Rung for Brittle {
     }
 
     fn probe(&self) -> Result<Offer, Refusal> {
-        Ok(Offer {
-            rung: BRITTLE,
-            meta: Meta::write(&1).unwrap(),
-            handles: Vec::new(),
-        })
+        Ok(Offer { rung: BRITTLE, meta: Meta::write(&1).unwrap(), handles: Vec::new() })
     }
 
     fn open(&self, _: &Offer, _: &Offer, _: Trust) -> Result<Session, Refusal> {
-        Ok(Session::Carrier(Box::new(BrittleCarrier(AtomicU64::new(
-            1,
-        )))))
+        Ok(Session::Carrier(Box::new(BrittleCarrier(AtomicU64::new(1)))))
     }
 }
 
@@ -72,10 +62,7 @@ impl Carrier for BrittleCarrier {
             meta: Meta::write(&()).unwrap(),
             handles: Vec::new(),
         };
-        Ok(Packed {
-            parcel,
-            owner: Box::new(Arc::clone(storage)),
-        })
+        Ok(Packed { parcel, owner: Box::new(Arc::clone(storage)) })
     }
 
     fn import(&self, _: Parcel) -> Result<Storage, Fault> {
@@ -83,12 +70,7 @@ impl Carrier for BrittleCarrier {
     }
 
     fn receipt(&self, lease: LeaseId) -> Receipt {
-        Receipt {
-            rung: BRITTLE,
-            lease,
-            meta: None,
-            handles: Vec::new(),
-        }
+        Receipt { rung: BRITTLE, lease, meta: None, handles: Vec::new() }
     }
 
     fn released(&self, _: Receipt) {}
@@ -118,12 +100,9 @@ fn act(role: &str) -> ExitCode {
     let Ok(Some(channel)) = Channel::from_env_with(&ladder, None) else {
         return ExitCode::from(90);
     };
-    let methods = Methods::new().on("echo", Ok).on("make", |_| {
-        Ok(Value::from(Tensor::from_vec(
-            vec![7u8; 10_000],
-            &[100, 100],
-        )?))
-    });
+    let methods = Methods::new()
+        .on("echo", Ok)
+        .on("make", |_| Ok(Value::from(Tensor::from_vec(vec![7u8; 10_000], &[100, 100])?)));
     match channel.serve(&methods) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
@@ -131,10 +110,7 @@ fn act(role: &str) -> ExitCode {
 }
 
 fn role(role: &str) -> Command {
-    Command::this_executable()
-        .env(ROLE, role)
-        .output(Output::Discard)
-        .grace(Duration::ZERO)
+    Command::this_executable().env(ROLE, role).output(Output::Discard).grace(Duration::ZERO)
 }
 
 fn tensor() -> Tensor {
@@ -165,41 +141,27 @@ fn is_silent(kind: &str) -> Outcome {
     let short = Duration::from_millis(100);
     let started = Instant::now();
     match Worker::builder().handshake(short).spawn(role(kind)) {
-        Err(error) => check(
-            error.to_string().contains("no handshake within"),
-            text(error),
-        )?,
+        Err(error) => check(error.to_string().contains("no handshake within"), text(error))?,
         Ok(worker) => {
             let value = Value::from(tensor());
             let options = CallOptions { limit: Some(short) };
-            let error = worker
-                .call_with("echo", value.clone(), options)
-                .unwrap_err();
+            let error = worker.call_with("echo", value.clone(), options).unwrap_err();
             check(error.is_deadline(), text(&error))?;
         }
     }
-    check(
-        started.elapsed() < Duration::from_secs(20),
-        started.elapsed(),
-    )?;
+    check(started.elapsed() < Duration::from_secs(20), started.elapsed())?;
     before.settle()
 }
 
 fn a_rung_that_breaks_on_the_way_there_is_demoted() -> Outcome {
-    let worker = Worker::builder()
-        .ladder(ladder(true))
-        .spawn(role("brittle"))
-        .map_err(text)?;
+    let worker = Worker::builder().ladder(ladder(true)).spawn(role("brittle")).map_err(text)?;
     let value = Value::list([tensor(), tensor()]);
     let reply = worker.call("echo", value.clone()).map_err(text)?;
     check(*reply.value() == value, "another value")?;
     let leg = &reply.sent().legs[0];
     check(leg.rung == RungId::SHM, &leg.rung)?;
-    let declined: Vec<_> = leg
-        .declined
-        .iter()
-        .map(|(id, refusal)| (id, refusal.reason()))
-        .collect();
+    let declined: Vec<_> =
+        leg.declined.iter().map(|(id, refusal)| (id, refusal.reason())).collect();
     check(declined == [(&BRITTLE, Reason::Demoted)], &declined)?;
     let report = worker.rungs();
     check(
@@ -214,24 +176,16 @@ fn a_rung_that_breaks_on_the_way_there_is_demoted() -> Outcome {
 
 /// The answer was computed; that a rung fails on the way back must not lose it.
 fn a_rung_that_breaks_on_the_way_back_loses_no_answer() -> Outcome {
-    let worker = Worker::builder()
-        .ladder(ladder(true))
-        .spawn(role("brittle"))
-        .map_err(text)?;
+    let worker = Worker::builder().ladder(ladder(true)).spawn(role("brittle")).map_err(text)?;
     let reply = worker.call("make", Value::Null).map_err(text)?;
     let expected = Tensor::from_vec(vec![7u8; 10_000], &[100, 100]).unwrap();
     check(*reply.value() == Value::from(expected), "another answer")?;
-    check(
-        reply.received().legs[0].rung == RungId::SHM,
-        reply.received(),
-    )
+    check(reply.received().legs[0].rung == RungId::SHM, reply.received())
 }
 
 fn the_last_rung_gives_the_value_back() -> Outcome {
-    let worker = Worker::builder()
-        .ladder(ladder(false))
-        .spawn(role("only-brittle"))
-        .map_err(text)?;
+    let worker =
+        Worker::builder().ladder(ladder(false)).spawn(role("only-brittle")).map_err(text)?;
     let value = Value::from(tensor());
     let error = worker.call("echo", value.clone()).unwrap_err();
     check(
@@ -252,18 +206,10 @@ fn the_last_rung_gives_the_value_back() -> Outcome {
 /// Another executable is not trusted: what it gets of ours is copied out or sealed.
 fn no_carrier_at_all_is_an_error_by_path() -> Outcome {
     let rungs: Vec<Arc<dyn Rung>> = vec![Arc::new(tier_inline::Inline)];
-    let worker = Worker::builder()
-        .ladder(Ladder::of(rungs))
-        .spawn(role("plain"))
-        .map_err(text)?;
+    let worker = Worker::builder().ladder(Ladder::of(rungs)).spawn(role("plain")).map_err(text)?;
     let value = Value::map([("image", Value::from(tensor()))]);
     let error = worker.call("echo", value).unwrap_err();
-    check(
-        error
-            .to_string()
-            .contains("no rung takes the u32 tensor at $.image"),
-        text(&error),
-    )?;
+    check(error.to_string().contains("no rung takes the u32 tensor at $.image"), text(&error))?;
     check(worker.call("echo", 1).is_ok(), "no echo")
 }
 
@@ -274,15 +220,11 @@ fn main() -> ExitCode {
     let mut trials: Vec<_> = hostile::KINDS
         .iter()
         .map(|&(kind, says, in_a_call)| {
-            trial(format!("a_worker_that::{kind}"), move || {
-                misbehaves(kind, says, in_a_call)
-            })
+            trial(format!("a_worker_that::{kind}"), move || misbehaves(kind, says, in_a_call))
         })
         .collect();
     for kind in hostile::SILENT {
-        trials.push(trial(format!("a_worker_that::{kind}"), move || {
-            is_silent(kind)
-        }));
+        trials.push(trial(format!("a_worker_that::{kind}"), move || is_silent(kind)));
     }
     trials.extend([
         trial(
@@ -293,14 +235,8 @@ fn main() -> ExitCode {
             "a_rung_that_breaks_on_the_way_back_loses_no_answer",
             a_rung_that_breaks_on_the_way_back_loses_no_answer,
         ),
-        trial(
-            "the_last_rung_gives_the_value_back",
-            the_last_rung_gives_the_value_back,
-        ),
-        trial(
-            "no_carrier_at_all_is_an_error_by_path",
-            no_carrier_at_all_is_an_error_by_path,
-        ),
+        trial("the_last_rung_gives_the_value_back", the_last_rung_gives_the_value_back),
+        trial("no_carrier_at_all_is_an_error_by_path", no_carrier_at_all_is_an_error_by_path),
     ]);
     run_serially(trials)
 }

@@ -23,9 +23,7 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("golden")
-        .join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(name)
 }
 
 /// One line of a transcript.
@@ -37,20 +35,14 @@ struct Line {
 }
 
 fn parse(transcript: &str) -> Outcome<Vec<Line>> {
-    let lines = transcript
-        .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines = transcript.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
         .map(|line| {
             let mut parts = line.splitn(3, ' ');
             let from_host = parts.next() == Some(">");
             let descriptors = parts.next().and_then(|n| n.parse().ok()).ok_or("a count")?;
             let json = parts.next().ok_or("a frame")?.to_owned();
-            Ok(Line {
-                from_host,
-                descriptors,
-                json,
-            })
+            Ok(Line { from_host, descriptors, json })
         })
         .collect()
 }
@@ -74,9 +66,8 @@ fn image() -> Outcome<Tensor> {
 fn play(link: &Link, lines: &[Line], host: bool) -> Outcome {
     for line in lines {
         if line.from_host == host {
-            let handles: Vec<Handle> = (0..line.descriptors)
-                .map(|_| segment())
-                .collect::<Result<_, _>>()?;
+            let handles: Vec<Handle> =
+                (0..line.descriptors).map(|_| segment()).collect::<Result<_, _>>()?;
             link.send(&line.json, &handles, soon()).map_err(text)?;
             continue;
         }
@@ -102,10 +93,7 @@ fn host(name: &'static str, calls: fn(&Worker) -> Outcome) -> Outcome {
     let exit = worker.shutdown(Duration::from_secs(30));
     match (outcome, exit.status.success()) {
         (Ok(()), true) => Ok(()),
-        (outcome, _) => Err(format!(
-            "{outcome:?}; {exit}: {}",
-            exit.last_lines.join("\n")
-        )),
+        (outcome, _) => Err(format!("{outcome:?}; {exit}: {}", exit.last_lines.join("\n"))),
     }
 }
 
@@ -127,9 +115,8 @@ fn serve() -> ExitCode {
     let Ok(Some(channel)) = Channel::from_env() else {
         return ExitCode::from(90);
     };
-    let methods = Methods::new()
-        .on("echo", Ok)
-        .on("make", |_| Ok(Value::map([("image", image()?)])));
+    let methods =
+        Methods::new().on("echo", Ok).on("make", |_| Ok(Value::map([("image", image()?)])));
     match channel.serve(&methods) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
@@ -143,10 +130,7 @@ fn played(name: &str) -> Outcome {
 }
 
 fn calls_and_answers(worker: &Worker) -> Outcome {
-    let value = Value::map([
-        ("image", Value::from(image()?)),
-        ("radius", Value::from(2.5)),
-    ]);
+    let value = Value::map([("image", Value::from(image()?)), ("radius", Value::from(2.5))]);
     let reply = worker.call("blur", value).map_err(text)?;
     let back = reply.value().get("image").and_then(Value::as_tensor);
     let back = back.ok_or("a tensor")?.to_vec::<f32>().map_err(text)?;
@@ -156,21 +140,14 @@ fn calls_and_answers(worker: &Worker) -> Outcome {
     drop(reply);
     // Its receipt goes before anything else does.
     std::thread::sleep(Duration::from_millis(200));
-    worker
-        .call("nothing", Value::Null)
-        .err()
-        .ok_or("an error")?;
+    worker.call("nothing", Value::Null).err().ok_or("an error")?;
     Ok(())
 }
 
 fn refusals(worker: &Worker) -> Outcome {
     let value = Value::from(image()?);
     let reply = worker.call("echo", value.clone()).map_err(text)?;
-    if *reply.value() == value {
-        Ok(())
-    } else {
-        Err("another value".into())
-    }
+    if *reply.value() == value { Ok(()) } else { Err("another value".into()) }
 }
 
 fn main() -> ExitCode {
@@ -188,15 +165,9 @@ fn main() -> ExitCode {
         Err(_) => {}
     }
     run_serially(vec![
-        trial("a_host_that_calls", || {
-            host("host-calls.txt", calls_and_answers)
-        }),
-        trial("a_host_whose_storage_is_refused", || {
-            host("host-refused.txt", refusals)
-        }),
+        trial("a_host_that_calls", || host("host-calls.txt", calls_and_answers)),
+        trial("a_host_whose_storage_is_refused", || host("host-refused.txt", refusals)),
         trial("a_worker_that_serves", || worker("worker-serves.txt")),
-        trial("a_worker_whose_answer_is_refused", || {
-            worker("worker-refused.txt")
-        }),
+        trial("a_worker_whose_answer_is_refused", || worker("worker-refused.txt")),
     ])
 }

@@ -48,11 +48,7 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 }
 
 fn one(make: Maker, seed: u64, len: usize) -> Result<Vec<Tensor>, rung::Refusal> {
-    Ok(vec![Tensor::contiguous(
-        make(&bytes(seed, len)),
-        DType::U8,
-        &[len],
-    )?])
+    Ok(vec![Tensor::contiguous(make(&bytes(seed, len)), DType::U8, &[len])?])
 }
 
 macro_rules! sizes {
@@ -76,24 +72,14 @@ const SIZES: &[(&str, Build)] = sizes! {
 /// Every layout a tensor can have.
 const LAYOUTS: &[(&str, Build)] = &[
     ("0_dimensional", |make, seed| {
-        Ok(vec![Tensor::contiguous(
-            make(&bytes(seed, 8)),
-            DType::F64,
-            &[],
-        )?])
+        Ok(vec![Tensor::contiguous(make(&bytes(seed, 8)), DType::F64, &[])?])
     }),
     ("offset_view", |make, seed| {
         let whole = Tensor::contiguous(make(&bytes(seed, 4000)), DType::F32, &[10, 100])?;
         Ok(vec![whole.slice(0, 3, 7)?])
     }),
     ("odd_offset_view", |make, seed| {
-        Ok(vec![Tensor::new(
-            make(&bytes(seed, 4001)),
-            DType::F32,
-            &[1000],
-            &[1],
-            1,
-        )?])
+        Ok(vec![Tensor::new(make(&bytes(seed, 4001)), DType::F32, &[1000], &[1], 1)?])
     }),
     ("non_contiguous_view", |make, seed| {
         let whole = Tensor::contiguous(make(&bytes(seed, 6000)), DType::I16, &[30, 100])?;
@@ -104,13 +90,7 @@ const LAYOUTS: &[(&str, Build)] = &[
         Ok(vec![whole.flip(0)?.flip(2)?])
     }),
     ("broadcast_view", |make, seed| {
-        Ok(vec![Tensor::new(
-            make(&bytes(seed, 12)),
-            DType::F32,
-            &[50, 3],
-            &[0, 1],
-            0,
-        )?])
+        Ok(vec![Tensor::new(make(&bytes(seed, 12)), DType::F32, &[50, 3], &[0, 1], 0)?])
     }),
     ("no_elements_of_a_storage", |make, seed| {
         let whole = Tensor::contiguous(make(&bytes(seed, 64)), DType::U8, &[8, 8])?;
@@ -164,8 +144,7 @@ enum Message {
 
 fn send(link: &Link, message: &Message, handles: &[Handle]) -> Outcome {
     let json = serde_json::to_string(message).map_err(|error| error.to_string())?;
-    link.send(&json, handles, soon())
-        .map_err(|error| error.to_string())
+    link.send(&json, handles, soon()).map_err(|error| error.to_string())
 }
 
 fn receive(link: &Link) -> Outcome<(Message, VecDeque<OwnedFd>)> {
@@ -182,11 +161,7 @@ fn soon() -> Option<Instant> {
 fn open(suite: &Suite, link: &Link, peer: u32) -> Outcome<Box<dyn Carrier>> {
     let rung = (suite.rung)();
     let mine = rung.probe().map_err(|refusal| refusal.to_string())?;
-    let copy = Offer {
-        rung: mine.rung.clone(),
-        meta: mine.meta.clone(),
-        handles: Vec::new(),
-    };
+    let copy = Offer { rung: mine.rung.clone(), meta: mine.meta.clone(), handles: Vec::new() };
     let (wire, handles) = copy.split().map_err(|fault| fault.to_string())?;
     send(link, &Message::Offer(wire), &handles)?;
     let (Message::Offer(wire), mut handles) = receive(link)? else {
@@ -212,9 +187,7 @@ fn export_case(
     let mut table: Vec<Arc<Storage>> = Vec::new();
     let mut views = Vec::new();
     for tensor in &tensors {
-        let known = table
-            .iter()
-            .position(|storage| Arc::ptr_eq(storage, tensor.storage()));
+        let known = table.iter().position(|storage| Arc::ptr_eq(storage, tensor.storage()));
         let storage = known.unwrap_or_else(|| {
             table.push(Arc::clone(tensor.storage()));
             table.len() - 1
@@ -229,9 +202,7 @@ fn export_case(
     }
     let (mut parcels, mut handles, mut owners, mut copies) = (vec![], vec![], vec![], 0);
     for storage in &table {
-        let packed = carrier
-            .export(storage)
-            .map_err(|refusal| refusal.to_string())?;
+        let packed = carrier.export(storage).map_err(|refusal| refusal.to_string())?;
         copies += u64::from(packed.parcel.copies);
         owners.push((packed.parcel.lease, packed.owner));
         let (wire, mut some) = packed.parcel.split().map_err(|fault| fault.to_string())?;
@@ -257,11 +228,7 @@ fn export_case(
         carrier.released(receipt);
         owners.retain(|(owned, _)| *owned != lease);
     }
-    if owners.is_empty() {
-        Ok(copies)
-    } else {
-        Err(format!("{} leases stay out", owners.len()))
-    }
+    if owners.is_empty() { Ok(copies) } else { Err(format!("{} leases stay out", owners.len())) }
 }
 
 /// Imports what was exported, and answers with digests and receipts.
@@ -276,26 +243,19 @@ fn import_case(
     for wire in parcels {
         let parcel = Parcel::join(wire, &mut handles).map_err(|fault| fault.to_string())?;
         leases.push(parcel.lease);
-        table.push(Arc::new(
-            carrier.import(parcel).map_err(|fault| fault.to_string())?,
-        ));
+        table.push(Arc::new(carrier.import(parcel).map_err(|fault| fault.to_string())?));
     }
     let mut digests = Vec::new();
     for view in views {
         let storage = Arc::clone(&table[view.storage]);
         let tensor = Tensor::new(storage, view.dtype, &view.shape, &view.strides, view.offset)
             .map_err(|refusal| refusal.to_string())?;
-        digests.push(sha256(
-            &tensor.to_bytes().map_err(|refusal| refusal.to_string())?,
-        ));
+        digests.push(sha256(&tensor.to_bytes().map_err(|refusal| refusal.to_string())?));
     }
     drop(table);
     let (mut receipts, mut handles) = (Vec::new(), Vec::new());
     for lease in leases {
-        let (wire, mut some) = carrier
-            .receipt(lease)
-            .split()
-            .map_err(|fault| fault.to_string())?;
+        let (wire, mut some) = carrier.receipt(lease).split().map_err(|fault| fault.to_string())?;
         receipts.push(wire);
         handles.append(&mut some);
     }
@@ -335,10 +295,7 @@ fn memories(suite: &Suite) -> impl Iterator<Item = (&'static str, Maker)> {
 fn find(suite: &Suite, case: &str, memory: &str) -> Outcome<(Build, Maker)> {
     let build = cases().find(|(name, _)| *name == case);
     let make = memories(suite).find(|(name, _)| *name == memory);
-    build
-        .zip(make)
-        .map(|((_, build), (_, make))| (build, make))
-        .ok_or("no such case".into())
+    build.zip(make).map(|((_, build), (_, make))| (build, make)).ok_or("no such case".into())
 }
 
 fn seed() -> u64 {
@@ -393,9 +350,7 @@ fn sessions(suite: &Suite) -> Outcome<[Box<dyn Carrier>; 2]> {
 
 fn expect_fault(suite: &Suite, reason: Reason, spoil: fn(&mut Parcel)) -> Outcome {
     let [sender, receiver] = sessions(suite)?;
-    let mut packed = sender
-        .export(&private(&[7; 5000]))
-        .map_err(|refusal| refusal.to_string())?;
+    let mut packed = sender.export(&private(&[7; 5000])).map_err(|refusal| refusal.to_string())?;
     spoil(&mut packed.parcel);
     match receiver.import(packed.parcel) {
         Err(fault) if fault.reason() == reason => Ok(()),
@@ -414,11 +369,7 @@ fn refusals(suite: &Suite) -> Outcome {
 fn leases(suite: &Suite) -> Outcome {
     let [sender, _] = sessions(suite)?;
     let storage = private(&[1; 100]);
-    let export = || {
-        sender
-            .export(&storage)
-            .map_err(|refusal| refusal.to_string())
-    };
+    let export = || sender.export(&storage).map_err(|refusal| refusal.to_string());
     let (first, second) = (export()?, export()?);
     if first.parcel.lease == second.parcel.lease {
         return Err("two exports under one lease".into());
@@ -430,11 +381,7 @@ fn skewed_offer(suite: &Suite) -> Outcome {
     let rung = (suite.rung)();
     let mine = rung.probe().map_err(|refusal| refusal.to_string())?;
     let meta = Meta::from_json(r#"{"from":"the future"}"#.into()).map_err(|f| f.to_string())?;
-    let theirs = Offer {
-        rung: rung.id(),
-        meta,
-        handles: Vec::new(),
-    };
+    let theirs = Offer { rung: rung.id(), meta, handles: Vec::new() };
     match rung.open(&mine, &theirs, Trust::none()) {
         Err(_) => Ok(()),
         Ok(session) => Err(format!("{session:?} with an offer that nobody understands")),
@@ -454,20 +401,14 @@ pub fn main(suite: &'static Suite) -> ExitCode {
     for (memory, _) in memories(suite) {
         for (case, _) in cases() {
             let name = |direction: &str| format!("{direction}::{memory}::{case}");
-            trials.push(trial(name("to_peer"), move || {
-                to_peer(*suite, case, memory)
-            }));
-            trials.push(trial(name("from_peer"), move || {
-                from_peer(*suite, case, memory)
-            }));
+            trials.push(trial(name("to_peer"), move || to_peer(*suite, case, memory)));
+            trials.push(trial(name("from_peer"), move || from_peer(*suite, case, memory)));
         }
     }
     trials.extend([
         trial("an_empty_storage_is_refused", || refusals(suite)),
         trial("every_export_has_its_own_lease", || leases(suite)),
-        trial("an_offer_that_nobody_understands_is_refused", || {
-            skewed_offer(suite)
-        }),
+        trial("an_offer_that_nobody_understands_is_refused", || skewed_offer(suite)),
         trial("a_parcel_of_another_rung_is_a_fault", || {
             expect_fault(suite, Reason::UnknownRung, |parcel| {
                 parcel.rung = rung::RungId::new("no-such-rung");

@@ -57,11 +57,7 @@ impl Census {
 #[must_use]
 pub fn descriptors(process: &str) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
-    for entry in fs::read_dir(format!("/proc/{process}/fd"))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    for entry in fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten() {
         let Ok(target) = fs::read_link(entry.path()) else {
             continue;
         };
@@ -70,11 +66,7 @@ pub fn descriptors(process: &str) -> BTreeMap<String, usize> {
         if target.contains("/fd") && target.starts_with("/proc/") {
             continue;
         }
-        let kind = target
-            .split(['[', ' '])
-            .next()
-            .unwrap_or_default()
-            .to_owned();
+        let kind = target.split(['[', ' ']).next().unwrap_or_default().to_owned();
         *counts.entry(kind).or_insert(0) += 1;
     }
     counts

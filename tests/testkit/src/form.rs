@@ -36,47 +36,23 @@ fn cases() -> Vec<(&'static str, Value)> {
         ("minus_zero", Value::from(-0.0)),
         ("subnormal", Value::from(5e-324)),
         ("largest_double", Value::from(f64::MAX)),
-        (
-            "infinities",
-            Value::list([f64::INFINITY, f64::NEG_INFINITY]),
-        ),
-        (
-            "nan_payloads",
-            Value::list([float(0x7ff8_dead_beef_0001), float(0xfff0_0000_0000_0001)]),
-        ),
+        ("infinities", Value::list([f64::INFINITY, f64::NEG_INFINITY])),
+        ("nan_payloads", Value::list([float(0x7ff8_dead_beef_0001), float(0xfff0_0000_0000_0001)])),
         ("empty_string", Value::from("")),
         ("string", Value::from("naïve 火箭 \u{0} \" \\ \u{1f680}")),
         ("no_bytes", Value::bytes(Vec::new())),
-        (
-            "bytes_that_are_no_text",
-            Value::bytes(vec![0, 0xff, 0xfe, b'"']),
-        ),
+        ("bytes_that_are_no_text", Value::bytes(vec![0, 0xff, 0xfe, b'"'])),
         ("empty_list", Value::List(vec![])),
         ("empty_tuple", Value::Tuple(vec![])),
         ("empty_set", Value::Set(vec![])),
         ("empty_map", Value::Map(Map::new())),
-        (
-            "list",
-            Value::list([Value::Null, Value::from(1), Value::from("x")]),
-        ),
-        (
-            "tuple_in_tuple",
-            Value::tuple([Value::tuple([1]), Value::from("a")]),
-        ),
+        ("list", Value::list([Value::Null, Value::from(1), Value::from("x")])),
+        ("tuple_in_tuple", Value::tuple([Value::tuple([1]), Value::from("a")])),
         ("set", Value::set([3, 1, 2])),
         ("map_with_string_keys", Value::map([("a", 1), ("", 2)])),
-        (
-            "map_with_the_wires_own_words",
-            Value::map([("$t", 1), ("$", 2), ("$$m", 3), ("a", 4)]),
-        ),
-        (
-            "map_with_other_keys",
-            Value::map([(Value::from(7), 1), (Value::Null, 2)]),
-        ),
-        (
-            "map_with_a_map_for_a_key",
-            Value::map([(Value::map([("k", 1)]), Value::tuple([2]))]),
-        ),
+        ("map_with_the_wires_own_words", Value::map([("$t", 1), ("$", 2), ("$$m", 3), ("a", 4)])),
+        ("map_with_other_keys", Value::map([(Value::from(7), 1), (Value::Null, 2)])),
+        ("map_with_a_map_for_a_key", Value::map([(Value::map([("k", 1)]), Value::tuple([2]))])),
         ("hundred_levels", deep),
     ]
 }
@@ -84,16 +60,9 @@ fn cases() -> Vec<(&'static str, Value)> {
 fn open(suite: &Suite, link: &Link) -> Outcome<Box<dyn Form>> {
     let rung = (suite.rung)();
     let offer = rung.probe().map_err(|refusal| refusal.to_string())?;
-    let copy = Offer {
-        rung: offer.rung.clone(),
-        meta: offer.meta.clone(),
-        handles: Vec::new(),
-    };
+    let copy = Offer { rung: offer.rung.clone(), meta: offer.meta.clone(), handles: Vec::new() };
     let (wire, _) = copy.split().map_err(|fault| fault.to_string())?;
-    say(
-        link,
-        &serde_json::to_string(&wire).map_err(|error| error.to_string())?,
-    )?;
+    say(link, &serde_json::to_string(&wire).map_err(|error| error.to_string())?)?;
     let wire: OfferWire = serde_json::from_str(&hear(link)?).map_err(|error| error.to_string())?;
     let theirs = Offer::join(wire, &mut Default::default()).map_err(|fault| fault.to_string())?;
     match rung.open(&offer, &theirs, Trust::none()) {
@@ -103,20 +72,15 @@ fn open(suite: &Suite, link: &Link) -> Outcome<Box<dyn Form>> {
 }
 
 fn say(link: &Link, json: &str) -> Outcome {
-    link.send(json, &[], None)
-        .map_err(|error| error.to_string())
+    link.send(json, &[], None).map_err(|error| error.to_string())
 }
 
 fn hear(link: &Link) -> Outcome<String> {
-    link.receive(None)
-        .map(|frame| frame.json)
-        .map_err(|error| error.to_string())
+    link.receive(None).map(|frame| frame.json).map_err(|error| error.to_string())
 }
 
 fn lower(form: &dyn Form, value: &Value) -> Outcome<String> {
-    let lowered = form
-        .lower(Leaf::Plain(value))
-        .map_err(|refusal| refusal.to_string())?;
+    let lowered = form.lower(Leaf::Plain(value)).map_err(|refusal| refusal.to_string())?;
     if !lowered.storages.is_empty() {
         return Err("this suite moves no storages".into());
     }
@@ -125,11 +89,7 @@ fn lower(form: &dyn Form, value: &Value) -> Outcome<String> {
 
 fn raise(form: &dyn Form, json: String) -> Outcome<Value> {
     let meta = Meta::from_json(json).map_err(|fault| fault.to_string())?;
-    form.raise(Lowered {
-        meta,
-        storages: Vec::new(),
-    })
-    .map_err(|fault| fault.to_string())
+    form.raise(Lowered { meta, storages: Vec::new() }).map_err(|fault| fault.to_string())
 }
 
 /// The other process: raises what comes and lowers it again. A name instead asks for that case.
@@ -147,27 +107,17 @@ fn serve(suite: &Suite, link: &Link) -> Outcome {
 
 fn find(case: &str) -> Outcome<Value> {
     let known = cases().into_iter().find(|(name, _)| *name == case);
-    known
-        .map(|(_, value)| value)
-        .ok_or_else(|| "no such case".into())
+    known.map(|(_, value)| value).ok_or_else(|| "no such case".into())
 }
 
 fn exchange(suite: Suite, case: &str, ask: bool) -> Outcome {
     let peer = Peer::start("form").map_err(|error| error.to_string())?;
     let form = open(&suite, &peer.link)?;
     let value = find(case)?;
-    let request = if ask {
-        format!("make {case}")
-    } else {
-        lower(&*form, &value)?
-    };
+    let request = if ask { format!("make {case}") } else { lower(&*form, &value)? };
     say(&peer.link, &request)?;
     let back = raise(&*form, hear(&peer.link)?)?;
-    if back == value {
-        Ok(())
-    } else {
-        Err(format!("{back:?} came back"))
-    }
+    if back == value { Ok(()) } else { Err(format!("{back:?} came back")) }
 }
 
 fn garbage(suite: &Suite) -> Outcome {
@@ -178,10 +128,7 @@ fn garbage(suite: &Suite) -> Outcome {
     };
     let meta =
         Meta::from_json(r#"{"$no such tag":0}"#.into()).map_err(|fault| fault.to_string())?;
-    match form.raise(Lowered {
-        meta,
-        storages: Vec::new(),
-    }) {
+    match form.raise(Lowered { meta, storages: Vec::new() }) {
         Err(fault) if matches!(fault.reason(), Reason::UnknownTag | Reason::BadMetadata) => Ok(()),
         other => Err(format!("{other:?}")),
     }
@@ -198,12 +145,8 @@ pub fn main(suite: &'static Suite, more: Vec<Trial>) -> ExitCode {
     }
     let mut trials = more;
     for (case, _) in cases() {
-        trials.push(trial(format!("to_peer::{case}"), move || {
-            exchange(*suite, case, false)
-        }));
-        trials.push(trial(format!("from_peer::{case}"), move || {
-            exchange(*suite, case, true)
-        }));
+        trials.push(trial(format!("to_peer::{case}"), move || exchange(*suite, case, false)));
+        trials.push(trial(format!("from_peer::{case}"), move || exchange(*suite, case, true)));
     }
     trials.push(trial("unknown_metadata_is_a_fault", || garbage(suite)));
     run(trials)

@@ -14,39 +14,15 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 /// Every misbehaviour, what the host's error line must say of it, and whether a call is needed to
 /// see it (otherwise the handshake fails).
 pub const KINDS: &[(&str, &str, bool)] = &[
-    (
-        "exits-at-once",
-        "the worker exited with status 5; its last words: I cannot go on",
-        false,
-    ),
-    (
-        "garbage",
-        "exceeds a cap of the wire: a frame of 1852798056 bytes",
-        false,
-    ),
-    (
-        "over-long",
-        "exceeds a cap of the wire: a frame of 4294967295 bytes",
-        false,
-    ),
-    (
-        "cut-frame",
-        "cut inside a frame: 16 of 106 bytes came",
-        false,
-    ),
+    ("exits-at-once", "the worker exited with status 5; its last words: I cannot go on", false),
+    ("garbage", "exceeds a cap of the wire: a frame of 1852798056 bytes", false),
+    ("over-long", "exceeds a cap of the wire: a frame of 4294967295 bytes", false),
+    ("cut-frame", "cut inside a frame: 16 of 106 bytes came", false),
     ("no-json", "malformed metadata", false),
     ("no-hello", "its first message is no hello", false),
     ("echoes-hello", "the peer has our own role", false),
-    (
-        "other-version",
-        "protocol versions [7, 9] there and [1, 1] here",
-        false,
-    ),
-    (
-        "frame-without-its-descriptor",
-        "wrong number of handles: 1 declared, 0 came",
-        true,
-    ),
+    ("other-version", "protocol versions [7, 9] there and [1, 1] here", false),
+    ("frame-without-its-descriptor", "wrong number of handles: 1 declared, 0 came", true),
     (
         "descriptor-no-frame-declares",
         "wrong number of handles: 1 came that no frame declares",
@@ -62,16 +38,8 @@ pub const KINDS: &[(&str, &str, bool)] = &[
         "wrong number of handles: 1 descriptors came, the parcels need 0",
         true,
     ),
-    (
-        "dies-in-the-call",
-        "the worker was killed by signal 6",
-        true,
-    ),
-    (
-        "cut-answer",
-        "cut inside a frame: 16 of 106 bytes came",
-        true,
-    ),
+    ("dies-in-the-call", "the worker was killed by signal 6", true),
+    ("cut-answer", "cut inside a frame: 16 of 106 bytes came", true),
     ("unsealed-segment", "the segment lacks a seal", true),
     (
         "short-segment",
@@ -79,17 +47,9 @@ pub const KINDS: &[(&str, &str, bool)] = &[
         true,
     ),
     ("sparse-segment", "the segment is not fully allocated", true),
-    (
-        "no-segment",
-        "the handle is not sealable shared memory",
-        true,
-    ),
+    ("no-segment", "the handle is not sealable shared memory", true),
     ("tensor-out-of-bounds", "reaches outside the storage", true),
-    (
-        "unknown-storage",
-        "no such storage in the message: 3 of 1",
-        true,
-    ),
+    ("unknown-storage", "no such storage in the message: 3 of 1", true),
     ("unknown-tag", "unknown tag: \"Q\"", true),
     ("unknown-rung", "no such rung is open: warp", true),
 ];
@@ -116,12 +76,7 @@ impl Wire {
         if !borrowed.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&borrowed));
         }
-        let _ = sendmsg(
-            &self.0,
-            &[IoSlice::new(&bytes)],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        );
+        let _ = sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
     }
 
     fn raw(&mut self, bytes: &[u8]) {
@@ -150,11 +105,7 @@ fn segment(len: u64, fill: usize, seals: SealFlags) -> OwnedFd {
 }
 
 fn sealed(len: u64, fill: usize) -> OwnedFd {
-    segment(
-        len,
-        fill,
-        SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL,
-    )
+    segment(len, fill, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)
 }
 
 /// An answer to call 1 with one parcel of 4096 bytes.
@@ -174,10 +125,7 @@ fn sleep_for_ever() -> ! {
 
 /// Misbehaves, and exits.
 pub fn act(kind: &str) -> ! {
-    let socket = std::io::stdin()
-        .as_fd()
-        .try_clone_to_owned()
-        .expect("a standard input");
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().expect("a standard input");
     let mut wire = Wire(UnixStream::from(socket));
     handshake(kind, &mut wire);
     let _ = wire.hear();
@@ -227,12 +175,7 @@ fn handshake(kind: &str, wire: &mut Wire) {
             }
         }
         "other-version" => {
-            wire.frame(
-                &HELLO
-                    .replace("\"v\":1", "\"v\":9")
-                    .replace("[1,1]", "[7,9]"),
-                &[],
-            );
+            wire.frame(&HELLO.replace("\"v\":1", "\"v\":9").replace("[1,1]", "[7,9]"), &[]);
         }
         _ => return,
     }
@@ -250,10 +193,7 @@ fn answers(kind: &str, wire: &mut Wire) {
     loop {
         attempt += 1;
         let (json, descriptor) = match kind {
-            "unsealed-segment" => (
-                answer(attempt, "shm", 1, TENSOR),
-                segment(4096, 4096, seals),
-            ),
+            "unsealed-segment" => (answer(attempt, "shm", 1, TENSOR), segment(4096, 4096, seals)),
             "short-segment" => (answer(attempt, "shm", 1, TENSOR), sealed(100, 100)),
             "sparse-segment" => (answer(attempt, "shm", 1, TENSOR), sealed(4096, 0)),
             "no-segment" => {
@@ -263,10 +203,9 @@ fn answers(kind: &str, wire: &mut Wire) {
             "tensor-out-of-bounds" => {
                 (answer(1, "shm", 1, &TENSOR.replace("4096", "4097")), good())
             }
-            "unknown-storage" => (
-                answer(1, "shm", 1, &TENSOR.replace("\"s\":0", "\"s\":3")),
-                good(),
-            ),
+            "unknown-storage" => {
+                (answer(1, "shm", 1, &TENSOR.replace("\"s\":0", "\"s\":3")), good())
+            }
             "unknown-tag" => (answer(1, "shm", 1, r#"{"$Q":1}"#), good()),
             "unknown-rung" => (answer(attempt, "warp", 1, TENSOR), good()),
             _ => std::process::exit(99),

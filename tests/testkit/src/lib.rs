@@ -27,10 +27,8 @@ pub use watchdog::Watchdog;
 pub fn sha256(bytes: &[u8]) -> String {
     use sha2::Digest;
     use std::fmt::Write;
-    sha2::Sha256::digest(bytes)
-        .iter()
-        .fold(String::new(), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+    sha2::Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }

@@ -32,9 +32,6 @@ pub fn run(trials: Vec<Trial>) -> ExitCode {
 /// The same, one test at a time: for tests that count what their process holds.
 #[must_use]
 pub fn run_serially(trials: Vec<Trial>) -> ExitCode {
-    let arguments = Arguments {
-        test_threads: Some(1),
-        ..Arguments::from_args()
-    };
+    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
     libtest_mimic::run(&arguments, trials).exit_code()
 }

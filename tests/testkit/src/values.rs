@@ -4,9 +4,8 @@ use proptest::prelude::*;
 use rung::{DType, Tensor, Value};
 
 /// Words that the wire uses, and others that are easily mistaken.
-const RESERVED: [&str; 12] = [
-    "$", "$$", "$t", "$s", "$m", "$i", "$f", "$b", "$T", "$S", "$B", "\u{0}",
-];
+const RESERVED: [&str; 12] =
+    ["$", "$$", "$t", "$s", "$m", "$i", "$f", "$b", "$T", "$S", "$B", "\u{0}"];
 
 /// Any text that stays in the JSON.
 pub fn text() -> impl Strategy<Value = String> {

@@ -20,10 +20,7 @@ impl Watchdog {
         let name = name.to_owned();
         std::thread::spawn(move || {
             if dog.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                #[expect(
-                    clippy::print_stderr,
-                    reason = "the last words of a process that aborts"
-                )]
+                #[expect(clippy::print_stderr, reason = "the last words of a process that aborts")]
                 {
                     eprintln!("watchdog: {name} did not end within {limit:?}; aborting");
                 }

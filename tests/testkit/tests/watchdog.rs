@@ -9,10 +9,7 @@ use testkit::{Watchdog, run, trial};
 fn hangs() -> Result<(), String> {
     let started = Instant::now();
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new(this)
-        .env("HANG", "1")
-        .output()
-        .map_err(|error| error.to_string())?;
+    let output = Command::new(this).env("HANG", "1").output().map_err(|error| error.to_string())?;
     let says = String::from_utf8_lossy(&output.stderr).into_owned();
     // SIGABRT.
     if output.status.signal() != Some(6) || !says.contains("a hung one did not end within 100ms") {
