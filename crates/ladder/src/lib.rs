@@ -40,10 +40,12 @@
 //!
 //! # Where to read on
 //!
-//! `pack` and `unpack` (values to parcels and back), `core` (who reads the socket), `keeper` (leases),
-//! `wire` (every message), `channel` and `worker` (what users hold).
+//! `survey`, `pack` and `unpack` (values to parcels and back), `core` (who reads the socket), `call`,
+//! `serve` and `transfer` (the two sides of a call), `keeper` (leases), `wire` (every message),
+//! `channel` and `worker` (what users hold).
 
 mod bundle;
+mod call;
 mod channel;
 mod core;
 mod error;
@@ -53,6 +55,9 @@ mod keeper;
 mod ladder;
 mod pack;
 mod route;
+mod serve;
+mod survey;
+mod transfer;
 mod unpack;
 mod wire;
 mod worker;

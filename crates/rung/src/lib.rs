@@ -25,7 +25,7 @@
 //! |---|---|
 //! | [`mod@dtype`], [`mod@layout`] | element types; shape, signed strides in elements, byte offset, checked once |
 //! | [`mod@storage`], [`mod@tensor`] | memory with an owner; a tensor is a view of it |
-//! | [`mod@value`] | null … map, tensor: everything that can be sent |
+//! | [`mod@value`], [`mod@map`], [`mod@path`] | null … map, tensor: everything that can be sent, and places in it |
 //! | [`mod@parcel`] | `Offer`, `Parcel`, `Receipt`: metadata plus owned platform handles |
 //! | [`mod@traits`] | `Rung`, and what it opens: a `Carrier` or a `Form` |
 //! | [`mod@reason`] | `Refusal` ("cannot apply here", data) and `Fault` (broken, an error) |
@@ -39,7 +39,9 @@ pub mod device;
 pub mod dtype;
 pub mod layout;
 pub mod limits;
+pub mod map;
 pub mod parcel;
+pub mod path;
 pub mod reason;
 pub mod storage;
 pub mod tensor;
@@ -49,11 +51,13 @@ pub mod value;
 pub use device::Device;
 pub use dtype::{DType, Element};
 pub use layout::Layout;
+pub use map::Map;
 pub use parcel::{
     Handle, LeaseId, Meta, Offer, OfferWire, Parcel, ParcelWire, Receipt, ReceiptWire, RungId,
 };
+pub use path::{Path, Step};
 pub use reason::{Fault, Reason, Refusal, Unsendable};
 pub use storage::{Lendable, Memory, Provenance, Storage};
 pub use tensor::{Flags, Tensor};
 pub use traits::{Carrier, Form, Leaf, Lowered, Owner, Packed, Rung, Session, Trust};
-pub use value::{BigInt, Map, Path, Step, Value};
+pub use value::{BigInt, Value};

@@ -44,13 +44,25 @@
 //! far: elsewhere the crate is empty and `tier-shm` refuses with a reason.
 
 #[cfg(target_os = "linux")]
-mod block;
+mod draft;
+#[cfg(target_os = "linux")]
+mod file;
+#[cfg(target_os = "linux")]
+mod foreign;
 #[cfg(target_os = "linux")]
 mod headroom;
 #[cfg(target_os = "linux")]
 mod mapping;
+#[cfg(target_os = "linux")]
+mod sealed;
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
 mod trust;
 
 #[cfg(target_os = "linux")]
-pub use block::{Draft, Filling, Foreign, Received, Sealed, Shared, receive};
+pub use draft::{Draft, Shared};
+#[cfg(target_os = "linux")]
+pub use foreign::{Foreign, Received, receive};
+#[cfg(target_os = "linux")]
+pub use sealed::{Filling, Sealed};
 pub use trust::PeerTrust;

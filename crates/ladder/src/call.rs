@@ -1,0 +1,131 @@
+//! The caller's side of a call.
+
+use std::time::Instant;
+
+use rung::{Fault, Value};
+
+use crate::channel::{Channel, Reply};
+use crate::core::{Event, NotSent, NotYet};
+use crate::error::{CallErrorKind, Ended};
+use crate::handshake::post_mortem;
+use crate::pack::{Blocks, Packing, pack};
+use crate::route::Route;
+use crate::transfer::{ATTEMPTS, TakeError, next_blocks, rungs_of};
+use crate::unpack;
+use crate::wire::{Message, Of};
+
+impl Channel {
+    /// The call itself; `value` is taken once the peer has accepted it.
+    pub(crate) fn exchange(
+        &self,
+        id: u64,
+        method: &str,
+        value: &mut Option<Value>,
+        deadline: Option<Instant>,
+    ) -> Result<Reply, CallErrorKind> {
+        let core = &*self.core;
+        let mut blocks = Blocks::AsTheyAre;
+        let (mut attempt, mut sent, mut rungs) = (0, Route::default(), Vec::new());
+        // How often an answer could not be taken, and why the last time.
+        let (mut not_taken, mut refusals) = (None, 0);
+        loop {
+            // Again after a NACK; a value that is gone was accepted.
+            if let Some(undelivered) = &*value {
+                attempt += 1;
+                let packing =
+                    pack(undelivered, &core.sessions, blocks).map_err(CallErrorKind::Unsendable)?;
+                rungs = rungs_of(&packing);
+                sent = self.send_call(id, attempt, method, packing, deadline)?;
+            }
+            let event = loop {
+                let event = core
+                    .wait_for(deadline, |router| router.event(id))
+                    .map_err(|error| self.not_yet(error, not_taken.take()))?;
+                match event {
+                    Event::Accepted => drop(value.take()),
+                    // About an attempt that is superseded, or after all was accepted.
+                    Event::Refused { attempt: of, .. } if of != attempt || value.is_none() => {}
+                    Event::Refused { storage, code, text, .. } => break Err((storage, code, text)),
+                    Event::Failed { code, text } => {
+                        return Err(match not_taken {
+                            Some(fault) if code == "undelivered" => {
+                                CallErrorKind::AnswerNotTaken(fault)
+                            }
+                            _ => CallErrorKind::Remote { code, text },
+                        });
+                    }
+                    Event::Returned { attempt, parcels, value, handles } => {
+                        break Ok((attempt, parcels, value, handles));
+                    }
+                }
+            };
+            match event {
+                Err((storage, code, text)) => {
+                    let again = attempt < ATTEMPTS
+                        && next_blocks(core, &mut blocks, &rungs, storage, &code, &text);
+                    if !again {
+                        return Err(CallErrorKind::NotAccepted { code, text });
+                    }
+                }
+                Ok((attempt, parcels, json, mut handles)) => {
+                    // Whoever answers has what it was asked.
+                    drop(value.take());
+                    match core.take(Of::Return, id, attempt, parcels, &mut handles) {
+                        Ok(table) => {
+                            let read =
+                                unpack::read(&json, &table).map_err(CallErrorKind::Malformed)?;
+                            return Ok(Reply { read, sent });
+                        }
+                        // The peer tries again, but not for ever.
+                        Err(TakeError::Refused(fault)) if refusals < ATTEMPTS => {
+                            refusals += 1;
+                            not_taken = Some(fault);
+                        }
+                        Err(TakeError::Refused(fault)) => {
+                            return Err(CallErrorKind::AnswerNotTaken(fault));
+                        }
+                        Err(TakeError::Ended(ended)) => return Err(self.gone(ended)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn send_call(
+        &self,
+        id: u64,
+        attempt: u32,
+        method: &str,
+        mut packing: Packing,
+        deadline: Option<Instant>,
+    ) -> Result<Route, CallErrorKind> {
+        let core = &*self.core;
+        let leases = core.keep(&mut packing);
+        let Packing { value, parcels, handles, route, .. } = packing;
+        let method = method.to_owned();
+        let message = Message::Call { id, attempt, method, parcels, value };
+        match core.send(&message, handles, deadline) {
+            Ok(()) => Ok(route),
+            Err(error) => {
+                core.unkeep(leases);
+                Err(match error {
+                    NotSent::Deadline => CallErrorKind::Deadline,
+                    NotSent::OverCap(text) => CallErrorKind::OverCap(text),
+                    NotSent::Ended(ended) => self.gone(ended),
+                })
+            }
+        }
+    }
+
+    fn gone(&self, ended: Ended) -> CallErrorKind {
+        CallErrorKind::Gone(ended, post_mortem(self.core.process.as_ref()))
+    }
+
+    fn not_yet(&self, error: NotYet, not_taken: Option<Fault>) -> CallErrorKind {
+        match (error, not_taken) {
+            (_, Some(fault)) => CallErrorKind::AnswerNotTaken(fault),
+            (NotYet::Deadline, None) => CallErrorKind::Deadline,
+            (NotYet::Ended(ended), None) => self.gone(ended),
+        }
+    }
+}

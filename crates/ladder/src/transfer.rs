@@ -1,0 +1,92 @@
+//! What calls and answers share: taking what came, and what to try after a refusal.
+
+use std::collections::VecDeque;
+
+use rung::{Fault, Handle, ParcelWire, Reason, RungId};
+
+use crate::core::{Core, NotSent};
+use crate::error::Ended;
+use crate::pack::{Blocks, Packing};
+use crate::unpack::{self, Entry, NotTaken};
+use crate::wire::{Message, Of};
+
+/// Attempts at sending one value: as it is, rung by rung down, and once in fresh blocks.
+pub(crate) const ATTEMPTS: u32 = 16;
+
+#[derive(Debug)]
+pub(crate) enum TakeError {
+    Refused(Fault),
+    Ended(Ended),
+}
+
+impl Core {
+    /// Imports what came, and tells the sender: ACCEPT, or NACK.
+    pub(crate) fn take(
+        &self,
+        of: Of,
+        id: u64,
+        attempt: u32,
+        parcels: Vec<ParcelWire>,
+        handles: &mut VecDeque<Handle>,
+    ) -> Result<Vec<Entry>, TakeError> {
+        let ended = |error| match error {
+            NotSent::Ended(ended) => TakeError::Ended(ended),
+            NotSent::Deadline => TakeError::Ended(Ended::Closed),
+            NotSent::OverCap(text) => {
+                TakeError::Ended(Ended::Broken(Fault::new(Reason::OverCap, text)))
+            }
+        };
+        match unpack::import(&self.sessions, &self.returns, parcels, handles) {
+            Ok(table) => {
+                self.send(&Message::Accept { of, id, attempt }, Vec::new(), None).map_err(ended)?;
+                Ok(table)
+            }
+            Err(NotTaken::Storage(storage, fault)) => {
+                let message = Message::Refuse {
+                    of,
+                    id,
+                    attempt,
+                    storage,
+                    reason: fault.reason().code().to_owned(),
+                    // The reason's own text: a detail might tell the peer of this process.
+                    text: fault.reason().text().to_owned(),
+                };
+                self.send(&message, Vec::new(), None).map_err(ended)?;
+                Err(TakeError::Refused(fault))
+            }
+            Err(NotTaken::Broken(fault)) => {
+                self.link.close();
+                Err(TakeError::Ended(Ended::Broken(fault)))
+            }
+        }
+    }
+}
+
+pub(crate) fn rungs_of(packing: &Packing) -> Vec<RungId> {
+    packing.parcels.iter().map(|parcel| parcel.lease().0.clone()).collect()
+}
+
+/// What to try after a NACK, loudly; false where nothing is left.
+pub(crate) fn next_blocks(
+    core: &Core,
+    blocks: &mut Blocks,
+    rungs: &[RungId],
+    storage: usize,
+    code: &str,
+    text: &str,
+) -> bool {
+    let Some(rung) = rungs.get(storage) else {
+        return false;
+    };
+    if core.sessions.demote(rung) {
+        tracing::warn!(%rung, code, "the peer could not take a storage and the rung is demoted: {text}");
+        return true;
+    }
+    // Nothing below it: a fresh block, once.
+    if *blocks == Blocks::Fresh {
+        return false;
+    }
+    tracing::warn!(%rung, code, "the peer could not take a storage, trying a fresh block: {text}");
+    *blocks = Blocks::Fresh;
+    true
+}

@@ -1,0 +1,115 @@
+//! Frames over real sockets: order, ends, deadlines, faults, dead peers.
+#![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use link::{Link, LinkError};
+use rung::{Handle, Reason};
+
+fn soon() -> Option<Instant> {
+    Some(Instant::now() + Duration::from_secs(10))
+}
+
+fn raw() -> (Link, UnixStream) {
+    let (link, socket) = Link::pair_with_socket().unwrap();
+    (link, socket.into())
+}
+
+fn null() -> Handle {
+    std::fs::File::open("/dev/null").unwrap().into()
+}
+
+#[test]
+fn frames_and_descriptors_arrive_in_order() {
+    let (here, there) = Link::pair().unwrap();
+    here.send("1", &[], None).unwrap();
+    here.send("2", &[null(), null()], None).unwrap();
+    here.send("3", &[], None).unwrap();
+    for (json, handles) in [("1", 0), ("2", 2), ("3", 0)] {
+        let frame = there.receive(soon()).unwrap();
+        assert_eq!((frame.json.as_str(), frame.handles.len()), (json, handles));
+    }
+    assert!(there.try_receive().unwrap().is_none());
+    assert_eq!(here.traffic().bytes_sent, there.traffic().bytes_received);
+    assert_eq!(there.traffic().handles_received, 2);
+}
+
+#[test]
+fn two_sides_that_send_large_frames_do_not_block_each_other() {
+    let (here, there) = Link::pair().unwrap();
+    let large = "x".repeat(8 << 20);
+    std::thread::scope(|scope| {
+        for link in [&here, &there] {
+            let large = &large;
+            scope.spawn(move || {
+                link.send(large, &[null()], soon()).unwrap();
+                link.send("end", &[], soon()).unwrap();
+                assert_eq!(link.receive(soon()).unwrap().json, *large);
+                assert_eq!(link.receive(soon()).unwrap().json, "end");
+            });
+        }
+    });
+}
+
+#[test]
+fn the_end_of_the_stream_is_told_from_a_cut_frame() {
+    let (link, peer) = raw();
+    drop(peer);
+    assert!(matches!(link.receive(soon()), Err(LinkError::Closed)));
+    let (link, mut peer) = raw();
+    peer.write_all(&[0, 0, 0, 9, 0, 0, b'{']).unwrap();
+    drop(peer);
+    let error = link.receive(soon()).unwrap_err();
+    assert!(matches!(error, LinkError::Cut { have: 7, want: 15 }), "{error}");
+    assert!(matches!(link.send("1", &[], soon()), Err(LinkError::Closed)));
+}
+
+#[test]
+fn a_silent_peer_runs_into_the_deadline() {
+    let (here, there) = Link::pair().unwrap();
+    let deadline = Instant::now() + Duration::from_millis(30);
+    assert!(here.receive(Some(deadline)).unwrap_err().is_deadline());
+    // Nobody reads: the socket fills up, and the part of a frame that is out ends the link.
+    let large = "x".repeat(8 << 20);
+    let deadline = Instant::now() + Duration::from_millis(30);
+    assert!(here.send(&large, &[], Some(deadline)).unwrap_err().is_deadline());
+    assert!(matches!(there.receive(soon()), Err(LinkError::Cut { .. })));
+}
+
+#[test]
+fn a_fault_closes_the_link_and_is_remembered() {
+    let (link, mut peer) = raw();
+    peer.write_all(&[0xff; 6]).unwrap();
+    for _ in 0..2 {
+        let Err(LinkError::Fault(fault)) = link.receive(soon()) else { panic!("no fault") };
+        assert_eq!(fault.reason(), Reason::OverCap);
+    }
+    assert!(matches!(link.send("1", &[], None), Err(LinkError::Fault(_))));
+}
+
+#[test]
+fn what_is_over_a_cap_is_not_sent() {
+    let (here, there) = Link::pair().unwrap();
+    let many: Vec<Handle> = (0..254).map(|_| null()).collect();
+    assert!(matches!(here.send("1", &many, None), Err(LinkError::OverCap(_))));
+    assert!(matches!(here.send("", &[], None), Err(LinkError::OverCap(_))));
+    here.send("2", &many[..253], None).unwrap();
+    assert_eq!(there.receive(soon()).unwrap().handles.len(), 253);
+}
+
+#[test]
+fn a_dead_peer_is_noticed_though_its_socket_lives_on() {
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    let (link, socket) = Link::pair_with_socket().unwrap();
+    let link = link.watching(pidfd);
+    let other = Link::over(socket);
+    other.send("last words", &[], None).unwrap();
+    child.kill().unwrap();
+    assert_eq!(link.receive(soon()).unwrap().json, "last words");
+    assert!(matches!(link.receive(soon()), Err(LinkError::PeerExited)));
+    child.wait().unwrap();
+}

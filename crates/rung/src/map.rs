@@ -1,0 +1,151 @@
+//! Maps from any values to any values.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::value::Value;
+
+/// A map from any values to any values, in order of insertion, no key twice.
+#[derive(Debug, Clone, Default)]
+pub struct Map {
+    entries: Vec<(Value, Value)>,
+}
+
+impl Map {
+    /// With no entries.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The entries in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, (Value, Value)> {
+        self.entries.iter()
+    }
+
+    /// The value under a string key; time grows with the number of entries.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        let is_key = |(k, _): &&(Value, Value)| k.as_str() == Some(key);
+        self.entries.iter().find(is_key).map(|(_, value)| value)
+    }
+
+    /// The value under any key; time grows with the number of entries.
+    #[must_use]
+    pub fn get_value(&self, key: &Value) -> Option<&Value> {
+        self.entries.iter().find(|(k, _)| k == key).map(|(_, value)| value)
+    }
+
+    /// Sets a key, and gives back what stood there; time grows with the number of entries.
+    pub fn insert(&mut self, key: impl Into<Value>, value: impl Into<Value>) -> Option<Value> {
+        let (key, value) = (key.into(), value.into());
+        match self.entries.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, old)) => Some(std::mem::replace(old, value)),
+            None => {
+                self.entries.push((key, value));
+                None
+            }
+        }
+    }
+
+    /// From entries that may hold a key twice: for decoders, which take that for a fault.
+    ///
+    /// # Errors
+    ///
+    /// The key that stands there twice.
+    pub fn try_from_entries(entries: Vec<(Value, Value)>) -> Result<Self, Value> {
+        match repeated(entries.len(), |at| &entries[at].0) {
+            Some(at) => Err(entries[at].0.clone()),
+            None => Ok(Self { entries }),
+        }
+    }
+}
+
+/// The first of `count` values that equals an earlier one.
+pub(crate) fn repeated<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
+    // A few values are compared faster than hashed.
+    if count <= 8 {
+        (1..count).find(|&at| (0..at).any(|earlier| value(earlier) == value(at)))
+    } else {
+        let mut seen = HashSet::with_capacity(count);
+        (0..count).find(|&at| !seen.insert(value(at)))
+    }
+}
+
+impl PartialEq for Map {
+    fn eq(&self, other: &Self) -> bool {
+        if self.len() != other.len() {
+            return false;
+        }
+        // The same order is the common case and needs no table.
+        if self.entries == other.entries {
+            return true;
+        }
+        let mine: HashMap<&Value, &Value> = self.entries.iter().map(|(k, v)| (k, v)).collect();
+        other.entries.iter().all(|(key, value)| mine.get(key) == Some(&value))
+    }
+}
+
+impl Eq for Map {}
+
+impl FromIterator<(Value, Value)> for Map {
+    /// Of equal keys the last value stays, in the first one's place.
+    fn from_iter<I: IntoIterator<Item = (Value, Value)>>(entries: I) -> Self {
+        let mut at: HashMap<Value, usize> = HashMap::new();
+        let mut map = Self::new();
+        for (key, value) in entries {
+            match at.get(&key) {
+                Some(&index) => map.entries[index].1 = value,
+                None => {
+                    at.insert(key.clone(), map.entries.len());
+                    map.entries.push((key, value));
+                }
+            }
+        }
+        map
+    }
+}
+
+impl IntoIterator for Map {
+    type Item = (Value, Value);
+    type IntoIter = std::vec::IntoIter<(Value, Value)>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Map {
+    type Item = &'a (Value, Value);
+    type IntoIter = std::slice::Iter<'a, (Value, Value)>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_keys_are_found() {
+        for length in [3i64, 30] {
+            let mut entries: Vec<_> = (0..length).map(|i| (Value::Int(i), Value::Null)).collect();
+            assert!(Map::try_from_entries(entries.clone()).is_ok());
+            entries.push((Value::Int(1), Value::Null));
+            assert_eq!(Map::try_from_entries(entries), Err(Value::Int(1)));
+        }
+    }
+}

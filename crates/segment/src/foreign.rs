@@ -1,0 +1,113 @@
+//! What a peer sends: checked against what the kernel says before it is mapped.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+
+use nix::fcntl::SealFlag;
+use rung::{Fault, Reason, Refusal};
+
+use crate::PeerTrust;
+use crate::file::{Block, SIZE_SEALS, nonzero, refused_io, seals_of};
+use crate::sealed::Sealed;
+
+/// A block that a peer lends and could still write.
+#[derive(Debug)]
+pub struct Foreign(Block);
+
+impl Foreign {
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Never: a block has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The bytes, if the peer is trusted not to write them meanwhile (S4); mapped on the first call.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::PeerNotTrusted`] without a token, [`Reason::NoMemory`] where the address space is
+    /// full.
+    pub fn bytes(&self, trust: Option<&PeerTrust>) -> Result<&[u8], Refusal> {
+        if trust.is_none() {
+            return Err(Reason::PeerNotTrusted.into());
+        }
+        self.0.bytes()
+    }
+
+    /// Copies bytes out, without a mapping and without trust: they are some bytes of the block at
+    /// some moments of the call.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OutOfBounds`], [`Reason::System`].
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
+        self.0.read_at(offset, into)
+    }
+
+    /// A descriptor for another peer: the block is forwarded, not copied.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::NoDescriptors`].
+    pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
+        self.0.descriptor()
+    }
+}
+
+/// What a peer's descriptor turned out to be.
+#[derive(Debug)]
+pub enum Received {
+    /// Nobody can write it.
+    Sealed(Sealed),
+    /// The peer can.
+    Foreign(Foreign),
+}
+
+/// Takes a descriptor that a peer says is a block of `len` bytes; believes only the kernel.
+///
+/// Nothing is mapped yet. After this, S1 holds, and S2 for [`Received::Sealed`].
+///
+/// # Errors
+///
+/// [`Reason::Empty`] for no bytes, [`Reason::NotSharedMemory`] where it cannot be sealed at all or
+/// is no tmpfs file, [`Reason::Unsealed`] where it could be resized or written by anybody who maps
+/// it, [`Reason::WrongSize`], [`Reason::Sparse`] where pages are missing.
+pub fn receive(descriptor: OwnedFd, len: usize) -> Result<Received, Fault> {
+    nonzero(len)?;
+    let file = File::from(descriptor);
+    // Seals first: after SHRINK and GROW are seen, what fstat says stays true.
+    let seals = seals_of(&file).map_err(|_| Fault::from(Reason::NotSharedMemory))?;
+    let wanted = SIZE_SEALS | SealFlag::F_SEAL_SEAL;
+    let unwritable = seals.contains(SealFlag::F_SEAL_WRITE);
+    if !seals.contains(wanted) || !(unwritable || seals.contains(SealFlag::F_SEAL_FUTURE_WRITE)) {
+        return Err(Fault::new(Reason::Unsealed, format!("it has {seals:?}")));
+    }
+    let metadata = file.metadata().map_err(|error| Fault::from(refused_io(&error, "fstat")))?;
+    if metadata.size() != len as u64 {
+        return Err(Fault::new(
+            Reason::WrongSize,
+            format!("{len} bytes declared, {} there", metadata.size()),
+        ));
+    }
+    // Blocks of 512 bytes (inode(7)). F_SEAL_WRITE and F_SEAL_FUTURE_WRITE forbid punching holes,
+    // so pages that are there stay there.
+    if metadata.blocks().saturating_mul(512) < len as u64 {
+        return Err(Fault::new(
+            Reason::Sparse,
+            format!("{} blocks for {len} bytes", metadata.blocks()),
+        ));
+    }
+    // Huge-page files can be sealed too, but their mappings must be whole huge pages.
+    if metadata.blksize() > 1 << 20 {
+        return Err(Fault::new(Reason::NotSharedMemory, "a huge-page file"));
+    }
+    let block = Block::new(file, len);
+    Ok(if unwritable { Received::Sealed(Sealed(block)) } else { Received::Foreign(Foreign(block)) })
+}

@@ -1,0 +1,148 @@
+//! Blocks as their owners, and hostile peers, make and receive them.
+#![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, SealFlag, fallocate};
+use rung::{Fault, Reason};
+
+use crate::file::{SIZE_SEALS, add_seals, new_file, nonzero};
+use crate::mapping::Writer;
+use crate::sealed::GATHER;
+use crate::*;
+
+fn reason(received: Result<Received, Fault>) -> Reason {
+    received.unwrap_err().reason()
+}
+
+/// A memfd as a careless or hostile peer might make it.
+fn memfd(len: u64, seals: SealFlag) -> OwnedFd {
+    let file = new_file().unwrap();
+    file.set_len(len).unwrap();
+    add_seals(&file, seals).unwrap();
+    file.into()
+}
+
+#[test]
+fn a_sealed_block_cannot_be_written_by_anyone() {
+    let mut draft = Draft::new(5000).unwrap();
+    draft.bytes_mut()[4999] = 7;
+    let sealed = draft.seal().unwrap();
+    let file = File::from(sealed.descriptor().unwrap());
+    assert_eq!(file.write_all_at(b"x", 0).unwrap_err().raw_os_error(), Some(Errno::EPERM as i32));
+    assert!(file.set_len(0).is_err());
+    assert_eq!(Writer::new(&file, nonzero(5000).unwrap()).unwrap_err(), Errno::EPERM);
+    let Received::Sealed(received) = receive(file.into(), 5000).unwrap() else {
+        panic!("not seen as sealed")
+    };
+    assert_eq!(received.bytes().unwrap()[4998..], [0, 7]);
+}
+
+#[test]
+fn a_block_is_filled_from_pieces_of_any_size() {
+    let sizes = [1, 100, GATHER - 1, GATHER, GATHER + 1, 7, 3 * GATHER, GATHER / 2, 1];
+    let pieces: Vec<Vec<u8>> =
+        sizes.iter().enumerate().map(|(index, &size)| vec![index as u8 + 1; size]).collect();
+    let whole = pieces.concat();
+    let fill = |filling: &mut Filling| pieces.iter().try_for_each(|piece| filling.write(piece));
+    let sealed = Sealed::build(whole.len(), fill).unwrap();
+    assert!(sealed.bytes().unwrap() == whole);
+    for wrong in [whole.len() - 1, whole.len() + 1] {
+        let refusal = Sealed::build(wrong, fill).unwrap_err();
+        assert_eq!(refusal.reason(), Reason::ShapeMismatch);
+    }
+}
+
+#[test]
+fn a_shared_block_is_written_by_its_owner_alone() {
+    let mut draft = Draft::new(64).unwrap();
+    draft.bytes_mut().fill(1);
+    let shared = draft.share().unwrap();
+    let file = File::from(shared.descriptor().unwrap());
+    assert!(file.write_all_at(b"x", 0).is_err());
+    assert_eq!(Writer::new(&file, nonzero(64).unwrap()).unwrap_err(), Errno::EPERM);
+    let punched = fallocate(
+        &file,
+        FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE,
+        0,
+        64,
+    );
+    assert_eq!(punched, Err(Errno::EPERM));
+    let Received::Foreign(foreign) = receive(file.into(), 64).unwrap() else {
+        panic!("not seen as writable by its owner")
+    };
+    assert_eq!(foreign.bytes(None).unwrap_err().reason(), Reason::PeerNotTrusted);
+    let mut copied = [0; 64];
+    foreign.read_at(0, &mut copied).unwrap();
+    assert_eq!(copied, [1; 64]);
+    let trust = PeerTrust::same_executable(std::process::id()).unwrap();
+    assert_eq!(foreign.bytes(Some(&trust)).unwrap(), [1; 64]);
+
+    let mut again = shared.reclaim();
+    again.bytes_mut().fill(2);
+    assert_eq!(again.seal().unwrap_err().reason(), Reason::StillLent);
+}
+
+#[test]
+fn an_unsealed_segment_is_refused() {
+    let all = [
+        SealFlag::F_SEAL_SHRINK,
+        SealFlag::F_SEAL_GROW,
+        SealFlag::F_SEAL_WRITE,
+        SealFlag::F_SEAL_SEAL,
+    ];
+    for missing in all {
+        let seals = all
+            .into_iter()
+            .filter(|seal| *seal != missing)
+            .fold(SealFlag::empty(), SealFlag::union);
+        // Allocated, so that the seals alone decide.
+        let file = new_file().unwrap();
+        file.write_all_at(&[1; 4096], 0).unwrap();
+        add_seals(&file, seals).unwrap();
+        assert_eq!(reason(receive(file.into(), 4096)), Reason::Unsealed, "{missing:?}");
+    }
+}
+
+#[test]
+fn the_kernels_size_counts_not_the_peers() {
+    for said in [1, 4095, 4097, usize::MAX] {
+        let descriptor = Sealed::copy_from(&[1; 4096]).unwrap().descriptor().unwrap();
+        assert_eq!(reason(receive(descriptor, said)), Reason::WrongSize, "{said}");
+    }
+    let descriptor = Sealed::copy_from(&[1]).unwrap().descriptor().unwrap();
+    assert_eq!(reason(receive(descriptor, 0)), Reason::Empty);
+}
+
+#[test]
+fn a_segment_with_holes_is_refused() {
+    let seals = SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
+    assert_eq!(reason(receive(memfd(8 << 20, seals), 8 << 20)), Reason::Sparse);
+}
+
+#[test]
+fn what_is_no_shared_memory_is_refused() {
+    let null = File::open("/dev/null").unwrap();
+    assert_eq!(reason(receive(null.into(), 4096)), Reason::NotSharedMemory);
+    let (pipe, _) = std::io::pipe().unwrap();
+    assert_eq!(reason(receive(pipe.into(), 4096)), Reason::NotSharedMemory);
+}
+
+#[test]
+fn more_than_the_machine_has_is_a_refusal() {
+    // More than any machine's memory: refused before the kernel starts to look for pages.
+    let refusal = Draft::new(1 << 50).unwrap_err();
+    assert_eq!(refusal.reason(), Reason::NoMemory, "{refusal}");
+    assert_eq!(Draft::new(0).unwrap_err().reason(), Reason::Empty);
+}
+
+#[test]
+fn a_new_block_is_zero_and_its_size_is_fixed() {
+    let draft = Draft::new(12_345).unwrap();
+    assert!(draft.bytes().iter().all(|byte| *byte == 0));
+    assert!(draft.file.set_len(1).is_err());
+    assert!(draft.file.set_len(1 << 20).is_err());
+}
