@@ -4,6 +4,7 @@
 //! `test: <arguments of cargo test>`. The workspace is copied, so the tree at hand stays as it is; the
 //! copy keeps its own build folder between runs.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -77,7 +78,10 @@ fn checkout(root: &Path, copy: &Path) -> Result<(), Error> {
         .current_dir(root)
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .output()?;
-    for name in String::from_utf8(listed.stdout)?.split('\0').filter(|name| !name.is_empty()) {
+    let listed = String::from_utf8(listed.stdout)?;
+    let names: HashSet<&str> = listed.split('\0').filter(|name| !name.is_empty()).collect();
+    remove_others(copy, copy, &names)?;
+    for name in names {
         let (from, to) = (root.join(name), copy.join(name));
         let Ok(contents) = fs::read(&from) else {
             continue;
@@ -90,6 +94,23 @@ fn checkout(root: &Path, copy: &Path) -> Result<(), Error> {
             fs::create_dir_all(folder)?;
         }
         fs::write(&to, contents)?;
+    }
+    Ok(())
+}
+
+/// Removes what an earlier state of the tree left in the copy, but for what was built there.
+fn remove_others(copy: &Path, folder: &Path, names: &HashSet<&str>) -> Result<(), Error> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.strip_prefix(copy)?.to_string_lossy().into_owned();
+        if name == "target" {
+            continue;
+        }
+        if path.is_dir() {
+            remove_others(copy, &path, names)?;
+        } else if !names.contains(name.as_str()) {
+            fs::remove_file(&path)?;
+        }
     }
     Ok(())
 }
