@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let doubled = image.to_vec::<f32>()?.into_iter().map(|x| 2.0 * x).collect();
             Ok(rung::Tensor::from_vec(doubled, image.shape())?.into())
         });
-        channel.serve(&methods)?;
+        channel.serve(methods)?;
         return Ok(());
     }
 

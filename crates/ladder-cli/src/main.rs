@@ -13,7 +13,7 @@ mod save;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ladder::{Channel, Failure, Handler, Value};
+use ladder::{Channel, Failure, Handler, Peer, Value};
 
 use crate::operate::Operation;
 
@@ -35,7 +35,7 @@ enum Command {
 struct Operations;
 
 impl Handler for Operations {
-    fn call(&self, method: &str, argument: Value) -> Result<Value, Failure> {
+    fn call(&self, method: &str, argument: Value, _: &Peer) -> Result<Value, Failure> {
         let operation = Operation::named(method).ok_or_else(|| Failure::unknown_method(method))?;
         Ok(operation.apply(&argument)?)
     }
@@ -44,7 +44,7 @@ impl Handler for Operations {
 fn main() -> ExitCode {
     match Channel::from_env() {
         Ok(Some(channel)) => {
-            return match channel.serve(&Operations) {
+            return match channel.serve(Operations) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(ended) => report::failed(&ended),
             };

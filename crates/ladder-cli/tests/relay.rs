@@ -233,6 +233,16 @@ fn with_worker(role: &str, timeout: &str) -> Output {
         .unwrap()
 }
 
+/// Processes that were started with a role and still run.
+fn survivors() -> Vec<String> {
+    let ours = |process: &std::fs::DirEntry| {
+        let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|pair| pair.starts_with(ROLE.as_bytes()))
+    };
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes.filter(ours).map(|process| process.path().display().to_string()).collect()
+}
+
 fn bad_workers_are_one_clear_line() -> Outcome {
     let before = Census::take();
     let output = relay(&[&path("astronaut.png"), "--worker", "/no/such/program"]);
@@ -240,6 +250,7 @@ fn bad_workers_are_one_clear_line() -> Outcome {
     fails(&relay(&[&path("astronaut.png"), "--worker", "true"]), 1, &["exited with status 0"])?;
     for (kind, says, _) in hostile::KINDS {
         fails(&with_worker(kind, "30"), 1, &[says])?;
+        check(survivors().is_empty(), (kind, survivors()))?;
     }
     for kind in hostile::SILENT {
         let started = Instant::now();
@@ -248,6 +259,7 @@ fn bad_workers_are_one_clear_line() -> Outcome {
         let says =
             if *kind == "hangs-at-once" { "no handshake within" } else { "the deadline passed" };
         fails(&output, 1, &[says])?;
+        check(survivors().is_empty(), (kind, survivors()))?;
     }
     before.settle()
 }

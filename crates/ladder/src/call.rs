@@ -4,26 +4,27 @@ use std::time::Instant;
 
 use rung::{Fault, Value};
 
-use crate::channel::{Channel, Reply};
-use crate::core::{Event, NotSent, NotYet};
+use crate::channel::{Peer, Reply};
+use crate::core::{Event, NotSent, NotYet, Work};
 use crate::error::{CallErrorKind, Ended};
 use crate::handshake::post_mortem;
 use crate::pack::{Blocks, Packing, pack};
 use crate::route::Route;
 use crate::transfer::{ATTEMPTS, TakeError, next_blocks, rungs_of};
 use crate::unpack;
-use crate::wire::{Message, Of};
+use crate::wire::{Message, Of, Root};
 
-impl Channel {
+impl Peer {
     /// The call itself; `value` is taken once the peer has accepted it.
     pub(crate) fn exchange(
         &self,
         id: u64,
+        nested: Option<Root>,
         method: &str,
         value: &mut Option<Value>,
         deadline: Option<Instant>,
     ) -> Result<Reply, CallErrorKind> {
-        let core = &*self.core;
+        let core = &self.core;
         let mut blocks = Blocks::AsTheyAre;
         let (mut attempt, mut sent, mut rungs) = (0, Route::default(), Vec::new());
         // How often an answer could not be taken, and why the last time.
@@ -35,7 +36,7 @@ impl Channel {
                 let packing =
                     pack(undelivered, &core.sessions, blocks).map_err(CallErrorKind::Unsendable)?;
                 rungs = rungs_of(&packing);
-                sent = self.send_call(id, attempt, method, packing, deadline)?;
+                sent = self.send_call(id, attempt, nested, method, packing, deadline)?;
             }
             let event = loop {
                 let event = core
@@ -43,6 +44,10 @@ impl Channel {
                     .map_err(|error| self.not_yet(error, not_taken.take()))?;
                 match event {
                     Event::Accepted => drop(value.take()),
+                    // The peer calls back: this thread has nothing else to do.
+                    Event::Nested(call) => {
+                        core.perform(Work::Call(*call)).map_err(|ended| self.gone(ended))?;
+                    }
                     // About an attempt that is superseded, or after all was accepted.
                     Event::Refused { attempt: of, .. } if of != attempt || value.is_none() => {}
                     Event::Refused { storage, code, text, .. } => break Err((storage, code, text)),
@@ -70,7 +75,7 @@ impl Channel {
                 Ok((attempt, parcels, json, mut handles)) => {
                     // Whoever answers has what it was asked.
                     drop(value.take());
-                    match core.take(Of::Return, id, attempt, parcels, &mut handles) {
+                    match core.take(Of::Return, id, attempt, parcels, &mut handles, deadline) {
                         Ok(table) => {
                             let read =
                                 unpack::read(&json, &table).map_err(CallErrorKind::Malformed)?;
@@ -84,6 +89,7 @@ impl Channel {
                         Err(TakeError::Refused(fault)) => {
                             return Err(CallErrorKind::AnswerNotTaken(fault));
                         }
+                        Err(TakeError::Deadline) => return Err(CallErrorKind::Deadline),
                         Err(TakeError::Ended(ended)) => return Err(self.gone(ended)),
                     }
                 }
@@ -95,22 +101,29 @@ impl Channel {
         &self,
         id: u64,
         attempt: u32,
+        nested: Option<Root>,
         method: &str,
         mut packing: Packing,
         deadline: Option<Instant>,
     ) -> Result<Route, CallErrorKind> {
         let core = &*self.core;
-        let leases = core.keep(&mut packing);
+        let leases = core.keep(&mut packing).map_err(|error| match error {
+            NotSent::OverBound(text) => CallErrorKind::OverBound(text),
+            _ => CallErrorKind::Deadline,
+        })?;
         let Packing { value, parcels, handles, route, .. } = packing;
         let method = method.to_owned();
-        let message = Message::Call { id, attempt, method, parcels, value };
+        let message = Message::Call { id, attempt, root: nested, method, parcels, value };
         match core.send(&message, handles, deadline) {
             Ok(()) => Ok(route),
+            // The peer will get the rest, so the leases are out; what it answers is stale.
+            Err(NotSent::Begun) => Err(CallErrorKind::Deadline),
             Err(error) => {
                 core.unkeep(leases);
                 Err(match error {
-                    NotSent::Deadline => CallErrorKind::Deadline,
+                    NotSent::Deadline | NotSent::Begun => CallErrorKind::Deadline,
                     NotSent::OverCap(text) => CallErrorKind::OverCap(text),
+                    NotSent::OverBound(text) => CallErrorKind::OverBound(text),
                     NotSent::Ended(ended) => self.gone(ended),
                 })
             }

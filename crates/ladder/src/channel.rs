@@ -1,31 +1,55 @@
 //! A proven connection: calls one way, answers the other.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use link::{Link, Traffic};
-use rung::{Refusal, RungId, Trust, Value};
+use rung::{Refusal, RungId, Trust, Value, limits};
 use segment::PeerTrust;
 
 use crate::core::Core;
-use crate::error::{CallError, ConnectError};
+use crate::error::{CallError, CallErrorKind, ConnectError};
+use crate::handler::Handler;
 use crate::handshake::shake;
+use crate::keeper::Bounds;
 use crate::ladder::Ladder;
 use crate::route::Route;
 use crate::unpack::Read;
 use crate::wire::Role;
 
-/// How long a handshake may take.
-pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How a channel is set up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Options {
+    /// How long the handshake may take.
+    pub(crate) handshake: Duration,
+    pub(crate) bounds: Bounds,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { handshake: Duration::from_secs(10), bounds: Bounds::default() }
+    }
+}
 
 /// A connection to a peer with whom a handshake was done; there is no other way to get one.
 ///
-/// All methods take `&self`. Dropping it closes the connection.
+/// What a [`Peer`] can do, it can. All methods take `&self`. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Channel {
+    pub(crate) peer: Peer,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The other side of a channel, to be called: from any thread, and from handlers while they run.
+///
+/// A call that a handler makes to the side that called it is *nested*: over there it runs on the very
+/// thread that waits for the handler, so two sides may call each other to any depth. Several threads
+/// may call at the same time.
+#[derive(Debug, Clone)]
+pub struct Peer {
     pub(crate) core: Arc<Core>,
-    flusher: Option<JoinHandle<()>>,
 }
 
 /// An answer.
@@ -76,15 +100,39 @@ impl Channel {
         role: Role,
         ladder: &Ladder,
         trust: &Trust,
-        limit: Duration,
+        options: Options,
+        handler: Option<Arc<dyn Handler + Send + Sync>>,
         process: Option<Arc<worker::Process>>,
     ) -> Result<Self, ConnectError> {
-        let core = Arc::new(shake(link, role, ladder, trust, limit, process)?);
-        let flushed = Arc::clone(&core);
-        let flusher = std::thread::Builder::new()
-            .name("ladder-receipts".into())
-            .spawn(move || flushed.flush_receipts())?;
-        Ok(Self { core, flusher: Some(flusher) })
+        let core = Arc::new(shake(link, role, ladder, trust, options, process)?);
+        if let Some(handler) = handler {
+            // The first one, since the channel is new.
+            let _ = core.handler.set(handler);
+        }
+        let mut channel = Self { peer: Peer { core }, threads: Vec::new() };
+        channel.start("ladder-receipts", |core| core.flush_receipts())?;
+        channel.start("ladder-parked", Core::park)?;
+        Ok(channel)
+    }
+
+    fn start(&mut self, name: &str, run: fn(&Arc<Core>)) -> std::io::Result<()> {
+        let core = Arc::clone(&self.peer.core);
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&core))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Closes the connection and ends the threads that serve it; done once.
+    pub(crate) fn close(&mut self) {
+        if !self.peer.core.is_home() {
+            // A fork: the connection is not ours to close (L9).
+            return;
+        }
+        self.peer.core.close();
+        for thread in self.threads.drain(..) {
+            // They end with the channel; a panic of theirs would have nothing to add.
+            let _ = thread.join();
+        }
     }
 
     /// The channel to the host, if this process was spawned as a worker.
@@ -96,7 +144,7 @@ impl Channel {
     ///
     /// fn main() -> Result<(), Box<dyn std::error::Error>> {
     ///     if let Some(channel) = Channel::from_env()? {
-    ///         channel.serve(&Methods::new().on("echo", Ok))?;
+    ///         channel.serve(Methods::new().on("echo", Ok))?;
     ///         return Ok(());
     ///     }
     ///     // Otherwise this is the host …
@@ -126,12 +174,15 @@ impl Channel {
         let Some(link) = worker::attach()? else {
             return Ok(None);
         };
-        let known = || {
-            let pid = link.peer_pid().ok()?;
-            PeerTrust::same_executable(pid).ok()
-        };
+        let known = || PeerTrust::same_executable(worker::host_pid()?).ok();
         let trust = trust.or_else(known).map_or(Trust::none(), Trust::carrying);
-        Self::connect(link, Role::Worker, ladder, &trust, HANDSHAKE, None).map(Some)
+        Self::connect(link, Role::Worker, ladder, &trust, Options::default(), None, None).map(Some)
+    }
+}
+
+impl Peer {
+    pub(crate) fn of(core: &Arc<Core>) -> Self {
+        Self { core: Arc::clone(core) }
     }
 
     /// Calls a method of the peer, and waits for its answer.
@@ -159,10 +210,19 @@ impl Channel {
         options: CallOptions,
     ) -> Result<Reply, CallError> {
         let deadline = options.limit.and_then(|limit| Instant::now().checked_add(limit));
-        let id = self.core.router().begin();
-        let mut value = Some(value.into());
-        let outcome = self.exchange(id, method, &mut value, deadline);
-        self.core.router().finish(id);
+        let value = value.into();
+        if method.len() > limits::METHOD_NAME {
+            let text = format!("a method's name of {} bytes", method.len());
+            return Err(CallError::new("", CallErrorKind::OverCap(text), Some(value)));
+        }
+        let nested = self.core.current_root();
+        let id = self.core.router().begin(self.core.role, nested);
+        let mut value = Some(value);
+        let outcome = self.exchange(id, nested, method, &mut value, deadline);
+        if matches!(outcome, Err(CallErrorKind::Deadline)) {
+            self.core.give_up();
+        }
+        self.core.finish(id);
         outcome.map_err(|kind| CallError::new(method, kind, value))
     }
 
@@ -185,16 +245,16 @@ impl Channel {
     }
 }
 
+impl Deref for Channel {
+    type Target = Peer;
+
+    fn deref(&self) -> &Peer {
+        &self.peer
+    }
+}
+
 impl Drop for Channel {
     fn drop(&mut self) {
-        if !self.core.is_home() {
-            // A fork: the connection is not ours to close (L9).
-            return;
-        }
-        self.core.close();
-        if let Some(flusher) = self.flusher.take() {
-            // It ends with the channel; its panic would have nothing to add.
-            let _ = flusher.join();
-        }
+        self.close();
     }
 }

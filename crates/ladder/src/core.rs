@@ -1,44 +1,80 @@
 //! The heart of a channel: who reads the socket, and where what is read goes.
 //!
-//! There is no reader thread: whoever waits for something reads, and hands what is not its own to
-//! whoever waits for that ([`Core::wait_for`]). Reading runs no handler and copies no bulk.
+//! Whoever waits for something reads, and hands what is not its own to whoever waits for that
+//! ([`Core::wait_for`]). When nobody waits, a parked thread takes over ([`Core::park`]). Reading runs
+//! no handler and copies no bulk. Which thread runs a handler: `pool`.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use link::{Link, LinkError};
-use rung::{Handle, LeaseId, ParcelWire, Receipt, RungId, Value};
+use rung::{Fault, Handle, LeaseId, Owner, ParcelWire, Reason, Receipt, RungId, Value};
 use worker::Process;
 
 use crate::error::Ended;
-use crate::keeper::{Keeper, Returns};
+use crate::handler::Handler;
+use crate::keeper::{Bounds, Keeper, Returns};
 use crate::ladder::Sessions;
 use crate::pack::Packing;
-use crate::wire::{self, Message, Of};
+use crate::pool::{Pool, Refused};
+use crate::wire::{self, Message, Of, Role, Root};
+
+/// How long the socket may stay unread before the parked thread takes over.
+const TAKE_OVER: Duration = Duration::from_millis(1);
+
+/// What may wait for one call of ours: more is a peer that floods us.
+const EVENTS: usize = 256;
 
 /// What came for one of our calls.
 #[derive(Debug)]
 pub(crate) enum Event {
     Accepted,
-    Refused { attempt: u32, storage: usize, code: String, text: String },
-    Returned { attempt: u32, parcels: Vec<ParcelWire>, value: String, handles: VecDeque<Handle> },
-    Failed { code: String, text: String },
+    Refused {
+        attempt: u32,
+        storage: usize,
+        code: String,
+        text: String,
+    },
+    Returned {
+        attempt: u32,
+        parcels: Vec<ParcelWire>,
+        value: String,
+        handles: VecDeque<Handle>,
+    },
+    Failed {
+        code: String,
+        text: String,
+    },
+    /// The peer calls back while it answers us: the thread that waits runs it.
+    Nested(Box<Incoming>),
 }
 
 /// What came for whoever serves.
 #[derive(Debug)]
 pub(crate) enum Work {
-    Call {
+    Call(Incoming),
+    /// The caller could not take our answer.
+    AnswerRefused {
         id: u64,
         attempt: u32,
-        method: String,
-        parcels: Vec<ParcelWire>,
-        value: String,
-        handles: VecDeque<Handle>,
+        storage: usize,
+        code: String,
+        text: String,
     },
-    /// The caller could not take our answer.
-    AnswerRefused { id: u64, attempt: u32, storage: usize, code: String, text: String },
+}
+
+/// A call of the peer's.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) id: u64,
+    pub(crate) attempt: u32,
+    pub(crate) root: Root,
+    pub(crate) method: String,
+    pub(crate) parcels: Vec<ParcelWire>,
+    pub(crate) value: String,
+    pub(crate) handles: VecDeque<Handle>,
 }
 
 /// An answer of ours that the caller has not accepted yet.
@@ -50,31 +86,72 @@ pub(crate) struct Answer {
     pub(crate) rungs: Vec<RungId>,
 }
 
+#[derive(Debug)]
+struct InFlight {
+    root: Root,
+    events: VecDeque<Event>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Router {
+    /// Whether a thread is reading.
     reading: bool,
+    /// Threads inside [`Core::wait_for`].
+    waiting: usize,
+    /// Messages read so far: how the parked thread sees that others read.
+    read: u64,
+    /// Whether the parked thread waits to be woken, rather than looking again soon.
+    parked: bool,
     ended: Option<Ended>,
-    calls: HashMap<u64, VecDeque<Event>>,
+    calls: HashMap<u64, InFlight>,
+    /// Our calls that wait in each root, the innermost last.
+    roots: HashMap<Root, Vec<u64>>,
     next_call: u64,
-    pub(crate) work: VecDeque<Work>,
+    pub(crate) pool: Pool,
     pub(crate) answers: HashMap<u64, Answer>,
 }
 
 impl Router {
-    /// A new call of ours, for which events may now come.
-    pub(crate) fn begin(&mut self) -> u64 {
+    /// A new call of ours, for which events may now come; nested in a root, or a root itself.
+    pub(crate) fn begin(&mut self, mine: Role, nested: Option<Root>) -> u64 {
         self.next_call += 1;
-        self.calls.insert(self.next_call, VecDeque::new());
-        self.next_call
+        let id = self.next_call;
+        let root = nested.unwrap_or(Root { side: mine, id });
+        self.calls.insert(id, InFlight { root, events: VecDeque::new() });
+        self.roots.entry(root).or_default().push(id);
+        id
     }
 
-    /// What comes for it from now on is stale.
-    pub(crate) fn finish(&mut self, call: u64) {
-        self.calls.remove(&call);
+    /// What comes for it from now on is stale; so is what came and was not looked at.
+    fn finish(&mut self, call: u64) -> VecDeque<Event> {
+        let Some(InFlight { root, events }) = self.calls.remove(&call) else {
+            return VecDeque::new();
+        };
+        if let Some(waiting) = self.roots.get_mut(&root) {
+            waiting.retain(|known| *known != call);
+            if waiting.is_empty() {
+                self.roots.remove(&root);
+            }
+        }
+        events
     }
 
     pub(crate) fn event(&mut self, call: u64) -> Option<Event> {
-        self.calls.get_mut(&call)?.pop_front()
+        self.calls.get_mut(&call)?.events.pop_front()
+    }
+
+    /// Adds an event to a call in flight; given back where there is no such call.
+    fn deliver(&mut self, call: u64, event: Event) -> Option<Event> {
+        let Some(flight) = self.calls.get_mut(&call) else { return Some(event) };
+        if flight.events.len() >= EVENTS {
+            self.ended.get_or_insert(Ended::Broken(Fault::new(
+                Reason::OverCap,
+                "more than anybody could have to say about one call",
+            )));
+            return Some(event);
+        }
+        flight.events.push_back(event);
+        None
     }
 }
 
@@ -89,35 +166,67 @@ pub(crate) enum NotYet {
 #[derive(Debug)]
 pub(crate) enum NotSent {
     Deadline,
+    /// The deadline passed when a part was out: the peer will get the rest, and the leases in it.
+    Begun,
     OverCap(String),
+    OverBound(String),
     Ended(Ended),
 }
 
 /// What a channel is made of. Declared in the order of dropping: the process has ended and is reaped
 /// before the owners of what was lent to it go (L3).
-#[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) process: Option<Arc<Process>>,
     pub(crate) link: Link,
     pub(crate) sessions: Sessions,
     pub(crate) keeper: Keeper,
     pub(crate) returns: Arc<Returns>,
+    pub(crate) handler: OnceLock<Arc<dyn Handler + Send + Sync>>,
+    pub(crate) role: Role,
+    pub(crate) bounds: Bounds,
+    /// Leases out, for a look without a lock.
+    lent: AtomicUsize,
+    /// Calls that were given up and may still be answered.
+    given_up: AtomicUsize,
     router: Mutex<Router>,
     changed: Condvar,
+    unread: Condvar,
     /// The process that this belongs to (L9).
     home: u32,
 }
 
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core")
+            .field("role", &self.role)
+            .field("process", &self.process)
+            .field("keeper", &self.keeper)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Core {
-    pub(crate) fn new(link: Link, sessions: Sessions, process: Option<Arc<Process>>) -> Self {
+    pub(crate) fn new(
+        link: Link,
+        role: Role,
+        sessions: Sessions,
+        bounds: Bounds,
+        process: Option<Arc<Process>>,
+    ) -> Self {
         Self {
             process,
             link,
             sessions,
             keeper: Keeper::default(),
             returns: Arc::default(),
+            handler: OnceLock::new(),
+            role,
+            bounds,
+            lent: AtomicUsize::new(0),
+            given_up: AtomicUsize::new(0),
             router: Mutex::default(),
             changed: Condvar::new(),
+            unread: Condvar::new(),
             home: std::process::id(),
         }
     }
@@ -134,13 +243,47 @@ impl Core {
 
     /// Waits until `pick` finds what it looks for, reading the socket unless another thread does.
     pub(crate) fn wait_for<T>(
-        &self,
+        self: &Arc<Self>,
         deadline: Option<Instant>,
         mut pick: impl FnMut(&mut Router) -> Option<T>,
     ) -> Result<T, NotYet> {
         if !self.is_home() {
             return Err(NotYet::Ended(Ended::Forked));
         }
+        self.router().waiting += 1;
+        let outcome = self.wait_and_read(deadline, &mut pick);
+        let mut router = self.router();
+        router.waiting -= 1;
+        if router.waiting == 0 && router.parked && self.is_worth_reading() {
+            router.parked = false;
+            self.unread.notify_one();
+        }
+        outcome
+    }
+
+    /// Whether anything may come that nobody waits for: a call, a receipt, or an answer that came too
+    /// late for its caller.
+    fn is_worth_reading(&self) -> bool {
+        self.handler.get().is_some()
+            || self.lent.load(Ordering::Relaxed) > 0
+            || self.given_up.load(Ordering::Relaxed) > 0
+    }
+
+    /// A call of ours is given up before its answer came.
+    pub(crate) fn give_up(&self) {
+        self.given_up.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn was_answered_late(&self) {
+        let one_less = |count: usize| Some(count.saturating_sub(1));
+        let _ = self.given_up.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+    }
+
+    fn wait_and_read<T>(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        pick: &mut impl FnMut(&mut Router) -> Option<T>,
+    ) -> Result<T, NotYet> {
         loop {
             let mut router = self.router();
             if let Some(found) = pick(&mut router) {
@@ -149,15 +292,16 @@ impl Core {
             if let Some(ended) = &router.ended {
                 return Err(NotYet::Ended(ended.clone()));
             }
+            // Asked here, so that a peer that never stops sending does not put it off.
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(NotYet::Deadline);
+            }
             if router.reading {
                 // Whoever reads wakes us when it has put something where it belongs, or stops.
                 let router = match deadline {
                     None => self.changed.wait(router).unwrap_or_else(PoisonError::into_inner),
                     Some(deadline) => {
                         let left = deadline.saturating_duration_since(Instant::now());
-                        if left.is_zero() {
-                            return Err(NotYet::Deadline);
-                        }
                         let waited = self.changed.wait_timeout(router, left);
                         waited.unwrap_or_else(PoisonError::into_inner).0
                     }
@@ -167,34 +311,120 @@ impl Core {
             }
             router.reading = true;
             drop(router);
-            let received = self.receive(deadline);
-            let mut router = self.router();
-            router.reading = false;
-            let mut stale = None;
-            let mut done = None;
-            let mut late = false;
-            match received {
-                Ok((message, handles)) => {
-                    (stale, done) = dispatch(&mut router, message, handles);
-                }
-                Err(NotYet::Deadline) => late = true,
-                Err(NotYet::Ended(ended)) => router.ended = Some(ended),
-            }
-            self.changed.notify_all();
-            drop(router);
-            // An accepted answer's value may hold leases of anybody: dropped outside the lock (L7).
-            drop(done);
-            if let Some(stale) = stale {
-                self.send_back(stale);
-            }
-            if late {
+            if !self.read_one(deadline) {
                 return Err(NotYet::Deadline);
             }
         }
     }
 
-    /// One message; the leases that come home with it are ended.
-    fn receive(&self, deadline: Option<Instant>) -> Result<(Message, VecDeque<Handle>), NotYet> {
+    /// Reads one message and puts it where it belongs; false where the deadline passed first. The
+    /// caller has set `reading`.
+    fn read_one(self: &Arc<Self>, deadline: Option<Instant>) -> bool {
+        /// Gives the reading up, also where a rung panics.
+        struct Reading<'a>(&'a Core);
+        impl Drop for Reading<'_> {
+            fn drop(&mut self) {
+                self.0.router().reading = false;
+                self.0.changed.notify_all();
+            }
+        }
+        let reading = Reading(self);
+        let mut effects = Effects::default();
+        let mut in_time = true;
+        match self.receive(deadline) {
+            Ok((message, handles, owners)) => {
+                let mut router = self.router();
+                router.read += 1;
+                effects = dispatch(&mut router, self, message, handles);
+                effects.owners = owners;
+            }
+            Err(NotYet::Deadline) => in_time = false,
+            Err(NotYet::Ended(ended)) => {
+                self.router().ended.get_or_insert(ended);
+            }
+        }
+        drop(reading);
+        self.apply(effects);
+        in_time
+    }
+
+    /// The parked thread: reads when nobody else does and something may come, until the end.
+    ///
+    /// It looks again and again only while others come and go; where nobody reads for
+    /// [`TAKE_OVER`], it waits in the read itself, and where others wait (and so read), or nothing is
+    /// worth reading, it waits to be woken.
+    pub(crate) fn park(self: &Arc<Self>) {
+        loop {
+            let mut router = self.router();
+            if router.ended.is_some() {
+                return;
+            }
+            if router.waiting > 0 || !self.is_worth_reading() {
+                router.parked = true;
+                drop(self.unread.wait(router).unwrap_or_else(PoisonError::into_inner));
+                continue;
+            }
+            let seen = router.read;
+            let waited = self.unread.wait_timeout(router, TAKE_OVER);
+            let mut router = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if router.read != seen || router.waiting > 0 || router.reading {
+                continue;
+            }
+            if router.ended.is_some() {
+                return;
+            }
+            router.reading = true;
+            drop(router);
+            self.read_one(None);
+        }
+    }
+
+    /// What a message asks for that is not done under the lock.
+    fn apply(self: &Arc<Self>, effects: Effects) {
+        let Effects { stale, accepted, owners, spawn, refused } = effects;
+        // Owners, and the values of accepted answers, may hold anything, leases of others too: dropped
+        // outside all locks, when this thread no longer reads (L7).
+        drop((accepted, owners));
+        if let Some(stale) = stale {
+            self.send_back(stale);
+        }
+        if let Some(Refused { call, code, text }) = refused {
+            self.refuse(call, code, text);
+        }
+        if spawn {
+            self.spawn_server();
+        }
+    }
+
+    /// Ends a call of ours; what came for it and was not looked at is given back.
+    pub(crate) fn finish(&self, id: u64) {
+        let left = self.router().finish(id);
+        for event in left {
+            match event {
+                Event::Returned { attempt, parcels, .. } => {
+                    self.send_back(Stale { id, attempt, parcels });
+                }
+                Event::Nested(call) => {
+                    let text = "the call that it belongs to was given up".into();
+                    self.refuse(*call, "abandoned", text);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Answers a call with an error, unopened.
+    fn refuse(&self, call: Incoming, code: &str, text: String) {
+        tracing::warn!(method = call.method, code, "a call was refused: {text}");
+        let message = Message::Error { id: call.id, code: code.to_owned(), text };
+        self.returns.post(message, leases_of(&call.parcels));
+    }
+
+    /// One message, and the owners of the leases that came home with it.
+    fn receive(
+        &self,
+        deadline: Option<Instant>,
+    ) -> Result<(Message, VecDeque<Handle>, Vec<Owner>), NotYet> {
         let frame = self.link.receive(deadline).map_err(|error| match error {
             LinkError::Deadline => NotYet::Deadline,
             other => NotYet::Ended(other.into()),
@@ -217,39 +447,35 @@ impl Core {
         for wire in receipts {
             let receipt = Receipt::join(wire, &mut of_receipts).map_err(broken)?;
             let owner = self.keeper.release(&receipt.rung, receipt.lease);
-            if owner.is_none() {
+            if owner.is_some() {
+                self.lent.fetch_sub(1, Ordering::Relaxed);
+            } else {
                 let (rung, lease) = (&receipt.rung, receipt.lease);
                 tracing::warn!(%rung, %lease, "a receipt for a lease that is not out");
             }
             if let Some(carrier) = self.sessions.carrier(&receipt.rung) {
                 carrier.released(receipt);
             }
-            ended.push(owner);
+            ended.extend(owner);
         }
         if handles.len() < parcels || !of_receipts.is_empty() {
-            return Err(broken(rung::Fault::new(
-                rung::Reason::WrongHandles,
+            return Err(broken(Fault::new(
+                Reason::WrongHandles,
                 format!(
                     "{} descriptors came, the parcels need {parcels}",
                     handles.len() + of_receipts.len()
                 ),
             )));
         }
-        // Owners go outside all locks (L7): none is held here.
-        drop(ended);
-        Ok((message, handles))
+        Ok((message, handles, ended))
     }
 
-    /// Gives the leases of a message back unopened, and lets its sender forget it.
+    /// Gives the leases of a message back unopened, and lets its sender forget it. Sent by the thread
+    /// that sends receipts: whoever reads must not wait for a peer that does not.
     fn send_back(&self, stale: Stale) {
-        for parcel in stale.parcels {
-            let (rung, lease) = parcel.lease();
-            self.returns.untake(vec![(rung.clone(), lease)]);
-        }
         tracing::debug!(call = stale.id, "an answer came too late and was dropped");
         let message = Message::Accept { of: Of::Return, id: stale.id, attempt: stale.attempt };
-        // Where this fails the channel has ended, and whoever waits on it hears so.
-        let _ = self.send(&message, Vec::new(), None);
+        self.returns.post(message, leases_of(&stale.parcels));
     }
 
     /// Sends a message, with the receipts that wait to ride along.
@@ -264,7 +490,7 @@ impl Core {
         }
         let leases = self.returns.take();
         let sent = self.write(message, &leases, &mut handles, deadline);
-        if sent.is_err() {
+        if !matches!(sent, Ok(()) | Err(NotSent::Begun)) {
             self.returns.untake(leases);
         }
         sent
@@ -277,7 +503,7 @@ impl Core {
         handles: &mut Vec<Handle>,
         deadline: Option<Instant>,
     ) -> Result<(), NotSent> {
-        let over = |fault: rung::Fault| NotSent::OverCap(fault.to_string());
+        let over = |fault: Fault| NotSent::OverCap(fault.to_string());
         let mut receipts = Vec::with_capacity(leases.len());
         for (rung, lease) in leases {
             let Some(carrier) = self.sessions.carrier(rung) else {
@@ -290,47 +516,92 @@ impl Core {
         let json = wire::encode(message, &receipts).map_err(over)?;
         self.link.send(&json, handles, deadline).map_err(|error| match error {
             LinkError::Deadline => NotSent::Deadline,
+            LinkError::Begun => NotSent::Begun,
             LinkError::OverCap(text) => NotSent::OverCap(text),
             other => NotSent::Ended(other.into()),
         })
     }
 
     /// Keeps the owners of a packed message (L1): before it is sent, so that a receipt finds them.
-    pub(crate) fn keep(&self, packing: &mut Packing) -> Vec<(RungId, LeaseId)> {
-        let mut leases = Vec::with_capacity(packing.owners.len());
-        for (rung, lease, bytes, owner) in packing.owners.drain(..) {
-            leases.push((rung.clone(), lease));
-            self.keeper.keep(rung, lease, bytes, owner);
-        }
-        leases
+    /// Refuses where the peer would be lent more than the bounds allow (L5).
+    pub(crate) fn keep(&self, packing: &mut Packing) -> Result<Vec<(RungId, LeaseId)>, NotSent> {
+        let owners = std::mem::take(&mut packing.owners);
+        let leases: Vec<_> =
+            owners.iter().map(|(rung, lease, ..)| (rung.clone(), *lease)).collect();
+        // Counted first: the receipt may come while this thread still looks.
+        self.lent.fetch_add(leases.len(), Ordering::Relaxed);
+        let kept = self.keeper.keep_all(owners, self.bounds);
+        kept.map(|()| leases.clone()).map_err(|text| {
+            self.lent.fetch_sub(leases.len(), Ordering::Relaxed);
+            NotSent::OverBound(text)
+        })
     }
 
     /// Ends leases that were never sent.
     pub(crate) fn unkeep(&self, leases: Vec<(RungId, LeaseId)>) {
-        let owners: Vec<_> =
-            leases.iter().map(|(rung, lease)| self.keeper.release(rung, *lease)).collect();
-        drop(owners);
+        for (rung, lease) in leases {
+            let owner = self.keeper.release(&rung, lease);
+            if owner.is_some() {
+                self.lent.fetch_sub(1, Ordering::Relaxed);
+            }
+            // The rung hears of it as of a receipt: nobody else has the lease.
+            if let Some(carrier) = self.sessions.carrier(&rung) {
+                carrier.released(carrier.receipt(lease));
+            }
+            drop(owner);
+        }
     }
 
-    /// Sends receipts that nothing has taken along; until the channel is closed.
+    /// Sends receipts that nothing has taken along, and what readers have posted; until the channel is
+    /// closed.
     pub(crate) fn flush_receipts(&self) {
-        while self.returns.overdue() {
-            let leases = self.returns.take();
-            if leases.is_empty() {
-                continue;
+        while let Some(posted) = self.returns.overdue() {
+            for message in posted {
+                if self.send(&message, Vec::new(), None).is_err() {
+                    return;
+                }
             }
-            if self.write(&Message::Receipts, &leases, &mut Vec::new(), None).is_err() {
+            let leases = self.returns.take();
+            if !leases.is_empty()
+                && self.write(&Message::Receipts, &leases, &mut Vec::new(), None).is_err()
+            {
                 return;
             }
         }
     }
 
-    /// Ends the channel for this side.
+    /// Ends the channel for this side, so that the peer sees the end of the stream.
     pub(crate) fn close(&self) {
+        self.router().ended.get_or_insert(Ended::Closed);
         self.returns.close();
         self.link.close();
-        self.sessions.peer_gone();
+        self.changed.notify_all();
+        self.unread.notify_all();
     }
+
+    /// Nothing more is said, and the peer sees so; what it says is still heard.
+    pub(crate) fn say_goodbye(&self) {
+        self.router().ended.get_or_insert(Ended::Closed);
+        self.link.close_for_sending();
+        self.unread.notify_all();
+    }
+
+    /// Once the peer's process has exited: whether the stream has ended too, and nobody else holds its
+    /// end. Only with both signs may what it was lent be written again (L3); with one alone, a child
+    /// of it that has the socket, or it itself without it, may still look.
+    pub(crate) fn note_exit(&self) {
+        if self.link.has_ended() {
+            self.sessions.peer_gone();
+        }
+    }
+}
+
+fn leases_of(parcels: &[ParcelWire]) -> Vec<(RungId, LeaseId)> {
+    let lease = |parcel: &ParcelWire| {
+        let (rung, lease) = parcel.lease();
+        (rung.clone(), lease)
+    };
+    parcels.iter().map(lease).collect()
 }
 
 /// An answer that nobody waits for.
@@ -340,50 +611,76 @@ struct Stale {
     parcels: Vec<ParcelWire>,
 }
 
-/// Puts a message where it belongs; what has to be done about it outside the lock.
+/// What has to be done about a message outside the lock.
+#[derive(Default)]
+struct Effects {
+    stale: Option<Stale>,
+    accepted: Option<Answer>,
+    /// Of the leases that came home.
+    owners: Vec<Owner>,
+    spawn: bool,
+    refused: Option<Refused>,
+}
+
+/// Puts a message where it belongs.
 fn dispatch(
     router: &mut Router,
+    core: &Core,
     message: Message,
     handles: VecDeque<Handle>,
-) -> (Option<Stale>, Option<Answer>) {
+) -> Effects {
+    let mut effects = Effects::default();
     match message {
-        Message::Call { id, attempt, method, parcels, value } => {
-            router.work.push_back(Work::Call { id, attempt, method, parcels, value, handles });
+        Message::Call { id, attempt, root, method, parcels, value } => {
+            let root = root.unwrap_or(Root { side: core.role.other(), id });
+            let call = Incoming { id, attempt, root, method, parcels, value, handles };
+            let waits = router.roots.get(&root).and_then(|calls| calls.last()).copied();
+            match waits {
+                Some(ours) => {
+                    let event = Event::Nested(Box::new(call));
+                    if let Some(Event::Nested(call)) = router.deliver(ours, event) {
+                        let text = "more calls at once than anybody could make".into();
+                        effects.refused = Some(Refused { call: *call, code: "busy", text });
+                    }
+                }
+                None => {
+                    let has_handler = core.handler.get().is_some();
+                    (effects.spawn, effects.refused) =
+                        router.pool.offer(call, has_handler, core.role);
+                }
+            }
         }
-        Message::Return { id, attempt, parcels, value } => match router.calls.get_mut(&id) {
-            Some(events) => {
-                events.push_back(Event::Returned { attempt, parcels, value, handles });
+        Message::Return { id, attempt, parcels, value } => {
+            let event = Event::Returned { attempt, parcels, value, handles };
+            if let Some(Event::Returned { attempt, parcels, .. }) = router.deliver(id, event) {
+                core.was_answered_late();
+                effects.stale = Some(Stale { id, attempt, parcels });
             }
-            None => {
-                return (Some(Stale { id, attempt, parcels }), None);
-            }
-        },
+        }
+        // What is said about a call that is over says nothing any more.
         Message::Error { id, code, text } => {
-            if let Some(events) = router.calls.get_mut(&id) {
-                events.push_back(Event::Failed { code, text });
+            if router.deliver(id, Event::Failed { code, text }).is_some() {
+                core.was_answered_late();
             }
         }
         Message::Accept { of: Of::Call, id, .. } => {
-            if let Some(events) = router.calls.get_mut(&id) {
-                events.push_back(Event::Accepted);
-            }
+            drop(router.deliver(id, Event::Accepted));
+        }
+        Message::Refuse { of: Of::Call, id, attempt, storage, reason, text } => {
+            drop(router.deliver(id, Event::Refused { attempt, storage, code: reason, text }));
         }
         Message::Accept { of: Of::Return, id, attempt } => {
             if router.answers.get(&id).is_some_and(|answer| answer.attempt == attempt) {
-                return (None, router.answers.remove(&id));
-            }
-        }
-        Message::Refuse { of: Of::Call, id, attempt, storage, reason, text } => {
-            if let Some(events) = router.calls.get_mut(&id) {
-                events.push_back(Event::Refused { attempt, storage, code: reason, text });
+                effects.accepted = router.answers.remove(&id);
             }
         }
         Message::Refuse { of: Of::Return, id, attempt, storage, reason, text } => {
             let code = reason;
-            router.work.push_back(Work::AnswerRefused { id, attempt, storage, code, text });
+            let work = Work::AnswerRefused { id, attempt, storage, code, text };
+            effects.spawn = router.pool.push(work);
         }
         // A second hello says nothing that the first did not; receipts are done with already.
         Message::Hello(_) | Message::Receipts => {}
     }
-    (None, None)
+    effects
 }

@@ -106,6 +106,9 @@ pub enum CallErrorKind {
     /// More metadata than a frame holds; nothing was sent.
     #[error("{0}")]
     OverCap(String),
+    /// The peer would be lent more than the channel's bounds allow; nothing was sent.
+    #[error("{0}")]
+    OverBound(String),
     /// The peer could not take a storage, and not a fresh copy of it either.
     #[error("the peer could not take it: {text} ({code})")]
     NotAccepted {
@@ -120,8 +123,9 @@ pub enum CallErrorKind {
     /// The peer answered with an error; it lives on.
     #[error("{text}")]
     Remote {
-        /// The stable code: `unknown-method`, `handler-failed`, `handler-panicked`, `malformed`,
-        /// `unsendable`, `undelivered`, or one of the handler's own.
+        /// The stable code: `unknown-method`, `no-handler`, `busy`, `handler-failed`,
+        /// `handler-panicked`, `malformed`, `unsendable`, `over-bound`, `undelivered`, `abandoned`, or
+        /// one of the handler's own.
         code: String,
         /// What the peer says.
         text: String,

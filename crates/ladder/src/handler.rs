@@ -5,6 +5,8 @@ use std::fmt;
 
 use rung::Value;
 
+use crate::channel::Peer;
+
 /// Why a handler gives no result; it becomes the caller's error, and the worker lives on.
 ///
 /// Made from any error, so that `?` works in handlers; or with a code that the caller can match.
@@ -42,32 +44,41 @@ impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failure {
 }
 
 /// Answers calls: a closure, or [`Methods`].
+///
+/// Several threads may be in it at the same time.
 pub trait Handler {
-    /// Answers one call.
+    /// Answers one call; `peer` is who called, to be called back.
     ///
     /// # Errors
     ///
     /// Whatever the caller should hear.
-    fn call(&self, method: &str, argument: Value) -> Result<Value, Failure>;
+    fn call(&self, method: &str, argument: Value, peer: &Peer) -> Result<Value, Failure>;
 }
 
-impl<F: Fn(&str, Value) -> Result<Value, Failure>> Handler for F {
-    fn call(&self, method: &str, argument: Value) -> Result<Value, Failure> {
-        self(method, argument)
+impl<F: Fn(&str, Value, &Peer) -> Result<Value, Failure>> Handler for F {
+    fn call(&self, method: &str, argument: Value, peer: &Peer) -> Result<Value, Failure> {
+        self(method, argument, peer)
     }
 }
 
-type Method = Box<dyn Fn(Value) -> Result<Value, Failure> + Send + Sync>;
+type Method = Box<dyn Fn(Value, &Peer) -> Result<Value, Failure> + Send + Sync>;
 
 /// Handlers by name; any other name is an error that names it.
 ///
-/// ```
-/// use ladder::{Handler, Methods, Value};
+/// ```no_run
+/// use ladder::{Channel, Methods, Value};
 ///
 /// let methods = Methods::new()
 ///     .on("echo", Ok)
-///     .on("count", |value| Ok(Value::from(value.items().map_or(0, <[Value]>::len))));
-/// assert_eq!(methods.call("count", Value::list([1, 2, 3])).unwrap(), Value::from(3));
+///     .on("count", |value| Ok(Value::from(value.items().map_or(0, <[Value]>::len))))
+///     // A method may call the caller back while it is being called.
+///     .on_with("slow", |value, caller| {
+///         caller.call("progress", 0.5)?;
+///         Ok(value)
+///     });
+/// # let channel: Channel = todo!();
+/// channel.serve(methods)?;
+/// # Ok::<(), ladder::Ended>(())
 /// ```
 #[derive(Default)]
 pub struct Methods {
@@ -84,9 +95,19 @@ impl Methods {
     /// Adds one; the last one of a name counts.
     #[must_use]
     pub fn on(
-        mut self,
+        self,
         name: impl Into<String>,
         method: impl Fn(Value) -> Result<Value, Failure> + Send + Sync + 'static,
+    ) -> Self {
+        self.on_with(name, move |argument, _| method(argument))
+    }
+
+    /// Adds one that may call its caller back.
+    #[must_use]
+    pub fn on_with(
+        mut self,
+        name: impl Into<String>,
+        method: impl Fn(Value, &Peer) -> Result<Value, Failure> + Send + Sync + 'static,
     ) -> Self {
         self.by_name.insert(name.into(), Box::new(method));
         self
@@ -94,9 +115,9 @@ impl Methods {
 }
 
 impl Handler for Methods {
-    fn call(&self, method: &str, argument: Value) -> Result<Value, Failure> {
+    fn call(&self, method: &str, argument: Value, peer: &Peer) -> Result<Value, Failure> {
         match self.by_name.get(method) {
-            Some(known) => known(argument),
+            Some(known) => known(argument, peer),
             None => Err(Failure::unknown_method(method)),
         }
     }

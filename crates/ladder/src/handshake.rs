@@ -10,6 +10,7 @@ use link::{Link, LinkError};
 use rung::{Fault, Handle, Offer, Reason, RungId, Trust};
 use worker::Process;
 
+use crate::channel::Options;
 use crate::core::Core;
 use crate::error::{ConnectError, Ended};
 use crate::ladder::Ladder;
@@ -32,9 +33,10 @@ pub(crate) fn shake(
     role: Role,
     ladder: &Ladder,
     trust: &Trust,
-    limit: Duration,
+    options: Options,
     process: Option<Arc<Process>>,
 ) -> Result<Core, ConnectError> {
+    let limit = options.handshake;
     let deadline = Instant::now().checked_add(limit);
     let failed = |error: LinkError| match error {
         LinkError::Deadline => ConnectError::Deadline(limit),
@@ -72,7 +74,7 @@ pub(crate) fn shake(
     }
     tracing::debug!(library = theirs.library, "the peer said hello");
     let sessions = ladder.open(&offers, &their_offers, trust);
-    Ok(Core::new(link, sessions, process))
+    Ok(Core::new(link, role, sessions, options.bounds, process))
 }
 
 type Probed = [(RungId, Result<Offer, rung::Refusal>)];

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rung::{LeaseId, Owner, RungId};
 
+use crate::wire::Message;
+
 /// How long a receipt may wait for a frame to ride on.
 const RIDE: Duration = Duration::from_millis(2);
 
@@ -17,6 +19,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Kept {
     bytes: u64,
     owner: Owner,
+}
+
+/// How much one peer may be lent at a time (L5): at the bound, a call is an error and its value comes
+/// back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Bytes of all blocks: no bound unless said otherwise.
+    pub bytes: u64,
+    /// Blocks, each a descriptor: 512 unless said otherwise.
+    pub leases: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { bytes: u64::MAX, leases: 512 }
+    }
 }
 
 /// The owners of everything lent to one peer, one entry a lease (L1).
@@ -35,10 +53,32 @@ impl std::fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn keep(&self, rung: RungId, lease: LeaseId, bytes: u64, owner: Owner) {
-        let before = lock(&self.kept).insert((rung, lease), Kept { bytes, owner });
-        // L7: dropped here, outside the lock. A session mints each lease once, so there is none.
-        drop(before);
+    /// Keeps all of these owners, or, where the bounds would be passed, none (L5); what is not kept
+    /// is dropped outside the lock (L7).
+    pub(crate) fn keep_all(
+        &self,
+        owners: Vec<(RungId, LeaseId, u64, Owner)>,
+        bounds: Bounds,
+    ) -> Result<(), String> {
+        let more: u64 = owners.iter().map(|(_, _, bytes, _)| bytes).sum();
+        let mut kept = lock(&self.kept);
+        let held: u64 = kept.values().map(|entry| entry.bytes).sum();
+        if held.saturating_add(more) > bounds.bytes || kept.len() + owners.len() > bounds.leases {
+            let leases = kept.len();
+            drop(kept);
+            return Err(format!(
+                "the peer holds {held} bytes in {leases} blocks, and {more} bytes in {} more would \
+                 pass the bound of {} bytes and {} blocks",
+                owners.len(),
+                bounds.bytes,
+                bounds.leases
+            ));
+        }
+        for (rung, lease, bytes, owner) in owners {
+            // A session mints each lease once, so nothing is replaced.
+            kept.insert((rung, lease), Kept { bytes, owner });
+        }
+        Ok(())
     }
 
     /// Ends a lease and gives back what it kept, for the caller to drop outside all locks (L7);
@@ -66,6 +106,7 @@ pub(crate) struct Returns {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: Vec<(RungId, LeaseId)>,
+    posted: Vec<Message>,
     closed: bool,
 }
 
@@ -86,21 +127,39 @@ impl Returns {
 
     /// Back into the queue: the frame that they rode was not sent.
     pub(crate) fn untake(&self, leases: Vec<(RungId, LeaseId)>) {
-        lock(&self.queue).waiting.extend(leases);
+        let mut queue = lock(&self.queue);
+        if !queue.closed {
+            queue.waiting.extend(leases);
+            self.pushed.notify_one();
+        }
     }
 
-    /// Waits until some have waited long enough for a frame to ride on; false once closed.
-    pub(crate) fn overdue(&self) -> bool {
+    /// A message for the thread that sends receipts to send, and leases that go home with it.
+    pub(crate) fn post(&self, message: Message, leases: Vec<(RungId, LeaseId)>) {
         let mut queue = lock(&self.queue);
-        while queue.waiting.is_empty() && !queue.closed {
+        if !queue.closed {
+            queue.waiting.extend(leases);
+            queue.posted.push(message);
+            self.pushed.notify_one();
+        }
+    }
+
+    /// Waits until some leases have waited long enough for a frame to ride on, or messages were
+    /// posted, and gives those; none once closed.
+    pub(crate) fn overdue(&self) -> Option<Vec<Message>> {
+        let mut queue = lock(&self.queue);
+        while queue.waiting.is_empty() && queue.posted.is_empty() && !queue.closed {
             queue = self.pushed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         if queue.closed {
-            return false;
+            return None;
         }
+        let posted = std::mem::take(&mut queue.posted);
         drop(queue);
-        std::thread::sleep(RIDE);
-        true
+        if posted.is_empty() {
+            std::thread::sleep(RIDE);
+        }
+        Some(posted)
     }
 
     /// Nothing is told any more: the peer is gone.
@@ -108,6 +167,7 @@ impl Returns {
         let mut queue = lock(&self.queue);
         queue.closed = true;
         queue.waiting.clear();
+        queue.posted.clear();
         self.pushed.notify_all();
     }
 }
@@ -159,7 +219,8 @@ mod tests {
                     Step::Keep(lease) if !model.contains_key(&lease) => {
                         let owner = Arc::new(lease);
                         model.insert(lease, Arc::downgrade(&owner));
-                        keeper.keep(RungId::SHM, LeaseId(lease), 10, Box::new(owner));
+                        let owner = (RungId::SHM, LeaseId(lease), 10, Box::new(owner) as Owner);
+                        keeper.keep_all(vec![owner], Bounds::default()).unwrap();
                     }
                     Step::Keep(_) => {}
                     Step::Release(lease) => {
@@ -178,6 +239,20 @@ mod tests {
     }
 
     #[test]
+    fn at_the_bound_nothing_is_kept() {
+        let keeper = Keeper::default();
+        let owner = |lease, bytes| (RungId::SHM, LeaseId(lease), bytes, Box::new(()) as Owner);
+        let bounds = Bounds { bytes: 100, leases: 3 };
+        keeper.keep_all(vec![owner(1, 60)], bounds).unwrap();
+        assert!(keeper.keep_all(vec![owner(2, 10), owner(3, 31)], bounds).is_err());
+        assert_eq!(keeper.out(), (1, 60));
+        keeper.keep_all(vec![owner(2, 10), owner(3, 30)], bounds).unwrap();
+        assert!(keeper.keep_all(vec![owner(4, 0)], bounds).is_err());
+        drop(keeper.release(&RungId::SHM, LeaseId(1)));
+        keeper.keep_all(vec![owner(4, 60)], bounds).unwrap();
+    }
+
+    #[test]
     fn a_guard_tells_once_and_never_after_the_end() {
         let returns = Arc::new(Returns::default());
         drop(LeaseGuard::new(&returns, RungId::SHM, LeaseId(1)));
@@ -187,6 +262,6 @@ mod tests {
         returns.close();
         drop(late);
         assert_eq!(returns.take(), []);
-        assert!(!returns.overdue());
+        assert!(returns.overdue().is_none());
     }
 }

@@ -7,7 +7,7 @@
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     // In the worker: the same executable, started again.
 //!     if let Some(channel) = Channel::from_env()? {
-//!         channel.serve(&Methods::new().on("count", |value| {
+//!         channel.serve(Methods::new().on("count", |value| {
 //!             let tensor = value.as_tensor().ok_or("a tensor is wanted")?;
 //!             Ok(Value::from(tensor.count()))
 //!         }))?;
@@ -35,13 +35,12 @@
 //!
 //! # What it does not do
 //!
-//! It confines nothing: a worker has the rights of its user. One call at a time is served.
-//! Linux only, so far.
+//! It confines nothing: a worker has the rights of its user. Linux only, so far.
 //!
 //! # Where to read on
 //!
-//! `survey`, `pack` and `unpack` (values to parcels and back), `core` (who reads the socket), `call`,
-//! `serve` and `transfer` (the two sides of a call), `keeper` (leases), `wire` (every message),
+//! `survey`, `pack` and `unpack` (values to parcels and back), `core` (who reads the socket), `pool`
+//! (which thread runs a handler), `call`, `serve` and `transfer` (the two sides of a call), `keeper` (leases), `wire` (every message),
 //! `channel` and `worker` (what users hold).
 
 mod bundle;
@@ -54,6 +53,7 @@ mod handshake;
 mod keeper;
 mod ladder;
 mod pack;
+mod pool;
 mod route;
 mod serve;
 mod survey;
@@ -62,9 +62,10 @@ mod unpack;
 mod wire;
 mod worker;
 
-pub use channel::{CallOptions, Channel, Reply};
+pub use channel::{CallOptions, Channel, Peer, Reply};
 pub use error::{CallError, CallErrorKind, ConnectError, Ended};
 pub use handler::{Failure, Handler, Methods};
+pub use keeper::Bounds;
 pub use ladder::Ladder;
 pub use route::{Leg, Route, What};
 pub use worker::{Worker, WorkerBuilder};

@@ -44,6 +44,8 @@ pub(crate) struct Survey {
     seen: Vec<Seen>,
     by_storage: HashMap<usize, usize>,
     by_blob: HashMap<usize, usize>,
+    /// Values seen so far.
+    nodes: usize,
 }
 
 pub(crate) fn address<T: ?Sized>(of: &T) -> usize {
@@ -66,6 +68,15 @@ impl Survey {
                     RungId::INLINE,
                     Refusal::new(Reason::TooDeep, format!("at most {}", limits::VALUE_DEPTH)),
                 )],
+            });
+        }
+        self.nodes += 1;
+        if self.nodes > limits::NODES {
+            let refusal = Refusal::new(Reason::TooLarge, format!("over {} values", limits::NODES));
+            return Err(Unsendable {
+                path: path.to_string(),
+                kind: value.kind().to_owned(),
+                refusals: vec![(RungId::INLINE, refusal)],
             });
         }
         let mut heavy = false;

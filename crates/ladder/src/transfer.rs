@@ -1,6 +1,7 @@
 //! What calls and answers share: taking what came, and what to try after a refusal.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use rung::{Fault, Handle, ParcelWire, Reason, RungId};
 
@@ -16,6 +17,7 @@ pub(crate) const ATTEMPTS: u32 = 16;
 #[derive(Debug)]
 pub(crate) enum TakeError {
     Refused(Fault),
+    Deadline,
     Ended(Ended),
 }
 
@@ -28,17 +30,23 @@ impl Core {
         attempt: u32,
         parcels: Vec<ParcelWire>,
         handles: &mut VecDeque<Handle>,
+        deadline: Option<Instant>,
     ) -> Result<Vec<Entry>, TakeError> {
         let ended = |error| match error {
             NotSent::Ended(ended) => TakeError::Ended(ended),
-            NotSent::Deadline => TakeError::Ended(Ended::Closed),
-            NotSent::OverCap(text) => {
+            NotSent::Deadline | NotSent::Begun => TakeError::Deadline,
+            NotSent::OverCap(text) | NotSent::OverBound(text) => {
                 TakeError::Ended(Ended::Broken(Fault::new(Reason::OverCap, text)))
             }
         };
         match unpack::import(&self.sessions, &self.returns, parcels, handles) {
             Ok(table) => {
-                self.send(&Message::Accept { of, id, attempt }, Vec::new(), None).map_err(ended)?;
+                let accepted =
+                    self.send(&Message::Accept { of, id, attempt }, Vec::new(), deadline);
+                // An answer that is here is here, whatever became of whoever sent it.
+                if of == Of::Call {
+                    accepted.map_err(ended)?;
+                }
                 Ok(table)
             }
             Err(NotTaken::Storage(storage, fault)) => {
@@ -51,7 +59,7 @@ impl Core {
                     // The reason's own text: a detail might tell the peer of this process.
                     text: fault.reason().text().to_owned(),
                 };
-                self.send(&message, Vec::new(), None).map_err(ended)?;
+                self.send(&message, Vec::new(), deadline).map_err(ended)?;
                 Err(TakeError::Refused(fault))
             }
             Err(NotTaken::Broken(fault)) => {

@@ -102,7 +102,8 @@ pub(crate) struct Read {
 ///
 /// Whatever in it is not what the wire says.
 pub(crate) fn read(json: &str, table: &[Entry]) -> Result<Read, Fault> {
-    let mut reader = Reader { table, arrivals: Vec::new() };
+    let room = table.iter().map(|entry| entry.storage.len()).sum();
+    let mut reader = Reader { table, arrivals: Vec::new(), room };
     let value = codec::decode(json, &mut reader)?;
     Ok(Read { value, arrivals: reader.arrivals })
 }
@@ -185,6 +186,9 @@ fn inline(what: What, bytes: usize) -> Leg {
 struct Reader<'a> {
     table: &'a [Entry],
     arrivals: Vec<(usize, Leg)>,
+    /// How many bytes may still be copied out: many tags over one block are no reason to copy it many
+    /// times.
+    room: usize,
 }
 
 fn content<'a, T: serde::Deserialize<'a>>(content: &'a RawValue) -> Result<T, Fault> {
@@ -241,16 +245,23 @@ impl Reader<'_> {
     }
 
     /// The bytes of a blob: lent where they may be, else copied out.
-    fn blob(&self, tag: &BlobTag) -> Result<(Bytes, u8), Fault> {
+    fn blob(&mut self, tag: &BlobTag, owned: bool) -> Result<(Bytes, u8), Fault> {
         let entry = self.entry(tag.s)?;
         let end = tag.o.checked_add(tag.n).filter(|&end| end <= entry.storage.len());
         let end = end.ok_or_else(|| {
             let detail = format!("{} bytes at {} of {}", tag.n, tag.o, entry.storage.len());
             Fault::new(Reason::OutOfBounds, detail)
         })?;
-        match Lendable::new(Arc::clone(&entry.storage)) {
+        let storage = Arc::clone(&entry.storage);
+        let lent = Lendable::new(Arc::clone(&storage));
+        if owned || lent.is_err() {
+            self.room = self.room.checked_sub(tag.n).ok_or_else(|| {
+                Fault::new(Reason::OverCap, "more bytes to copy than the message has")
+            })?;
+        }
+        match lent {
             Ok(lent) => Ok((Bytes::from_owner(lent).slice(tag.o..end), 0)),
-            Err(_) => Ok((entry.storage.read(tag.o..end)?.into_owned().into(), 1)),
+            Err(_) => Ok((storage.read(tag.o..end)?.into_owned().into(), 1)),
         }
     }
 }
@@ -261,13 +272,13 @@ impl Unsplice for Reader<'_> {
             "T" => Ok(Value::Tensor(self.tensor(content(raw)?, node)?)),
             "B" => {
                 let tag: BlobTag = content(raw)?;
-                let (bytes, copies) = self.blob(&tag)?;
+                let (bytes, copies) = self.blob(&tag, false)?;
                 self.arrived(node, What::Bytes, tag.n, Some(tag.s), copies);
                 Ok(Value::Bytes(bytes))
             }
             "S" => {
                 let tag: BlobTag = content(raw)?;
-                let (bytes, copies) = self.blob(&tag)?;
+                let (bytes, copies) = self.blob(&tag, true)?;
                 let text = std::str::from_utf8(&bytes)
                     .map_err(|_| Fault::new(Reason::BadMetadata, "a string that is not UTF-8"))?;
                 // A String owns its bytes, so they are copied out of the block.

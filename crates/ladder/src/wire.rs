@@ -3,6 +3,7 @@
 //! ```text
 //! {"v":1,"k":"hello","role":"host","p":[1,1],"lib":"0.1.0","offers":[{"r":"shm","m":1},…]}
 //! {"v":1,"k":"call","id":1,"n":1,"m":"invert","p":[parcel,…],"a":value}
+//! {"v":1,"k":"call","id":1,"n":1,"t":"h1","m":"progress","p":[],"a":value}
 //! {"v":1,"k":"ret","id":1,"n":1,"p":[parcel,…],"a":value}
 //! {"v":1,"k":"err","id":1,"code":"unknown-method","text":"…"}
 //! {"v":1,"k":"acc","of":"call","id":1,"n":1}
@@ -11,6 +12,7 @@
 //! ```
 //!
 //! `v` is the protocol version, `id` the caller's number of the call, `n` the attempt at sending it,
+//! `t` the root that a call is nested in (`h` the host's or `w` the worker's, and its number there),
 //! `of` what was accepted or refused (`call` or `ret`), `s` an index into the parcels. `rel` may stand
 //! in any message but hello: leases that come home. A parcel is
 //! `{"r":rung,"l":lease,"n":bytes,"c":copies,"h":handles,"m":the rung's own}`, with `c` and `h` left
@@ -39,11 +41,48 @@ use serde_json::value::RawValue;
 pub(crate) const VERSION: u32 = 1;
 
 /// Which side of a channel a process is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
     Host,
     Worker,
+}
+
+impl Role {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Host => Self::Worker,
+            Self::Worker => Self::Host,
+        }
+    }
+}
+
+/// The call that others are nested in: whose it is, and its number there. On the wire `h12` or `w3`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Root {
+    pub(crate) side: Role,
+    pub(crate) id: u64,
+}
+
+impl Root {
+    fn print(self) -> String {
+        let side = match self.side {
+            Role::Host => 'h',
+            Role::Worker => 'w',
+        };
+        format!("\"{side}{}\"", self.id)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (side, id) = text.split_at_checked(1)?;
+        let side = match side {
+            "h" => Role::Host,
+            "w" => Role::Worker,
+            _ => return None,
+        };
+        let plain = id.bytes().all(|byte| byte.is_ascii_digit());
+        Some(Self { side, id: id.parse().ok().filter(|_| plain)? })
+    }
 }
 
 /// What is accepted or refused.
@@ -67,11 +106,38 @@ pub(crate) struct Hello {
 #[derive(Debug)]
 pub(crate) enum Message {
     Hello(Hello),
-    Call { id: u64, attempt: u32, method: String, parcels: Vec<ParcelWire>, value: String },
-    Return { id: u64, attempt: u32, parcels: Vec<ParcelWire>, value: String },
-    Error { id: u64, code: String, text: String },
-    Accept { of: Of, id: u64, attempt: u32 },
-    Refuse { of: Of, id: u64, attempt: u32, storage: usize, reason: String, text: String },
+    Call {
+        id: u64,
+        attempt: u32,
+        root: Option<Root>,
+        method: String,
+        parcels: Vec<ParcelWire>,
+        value: String,
+    },
+    Return {
+        id: u64,
+        attempt: u32,
+        parcels: Vec<ParcelWire>,
+        value: String,
+    },
+    Error {
+        id: u64,
+        code: String,
+        text: String,
+    },
+    Accept {
+        of: Of,
+        id: u64,
+        attempt: u32,
+    },
+    Refuse {
+        of: Of,
+        id: u64,
+        attempt: u32,
+        storage: usize,
+        reason: String,
+        text: String,
+    },
     Receipts,
 }
 
@@ -100,10 +166,13 @@ pub(crate) fn encode(message: &Message, receipts: &[ReceiptWire]) -> Result<Stri
             field("lib", &json(&hello.library)?);
             field("offers", &json(&hello.offers)?);
         }
-        Message::Call { id, attempt, method, parcels, value } => {
+        Message::Call { id, attempt, root, method, parcels, value } => {
             field("k", "\"call\"");
             field("id", &id.to_string());
             field("n", &attempt.to_string());
+            if let Some(root) = root {
+                field("t", &root.print());
+            }
             field("m", &json(method)?);
             field("p", &json(parcels)?);
             field("a", value);
@@ -174,6 +243,8 @@ struct Raw<'a> {
     id: Option<u64>,
     n: Option<u32>,
     of: Option<Of>,
+    #[serde(borrow)]
+    t: Option<Cow<'a, str>>,
     #[serde(borrow)]
     m: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -252,6 +323,10 @@ pub(crate) fn decode(json: &str) -> Result<(Message, Vec<ReceiptWire>), Fault> {
         Kind::Call => Message::Call {
             id: id()?,
             attempt: attempt()?,
+            root: match raw.t {
+                None => None,
+                Some(text) => Some(Root::parse(&text).ok_or_else(|| bad("\"t\" is no root"))?),
+            },
             parcels: parcels(raw.p)?,
             value: value()?,
             method: text(raw.m, "m", limits::METHOD_NAME)?,
@@ -264,7 +339,7 @@ pub(crate) fn decode(json: &str) -> Result<(Message, Vec<ReceiptWire>), Fault> {
         },
         Kind::Err => Message::Error {
             id: id()?,
-            code: text(raw.code, "code", 64)?,
+            code: text(raw.code, "code", limits::ERROR_CODE)?,
             text: text(raw.text, "text", 4 * TEXT)?,
         },
         Kind::Acc => Message::Accept { of: of()?, id: id()?, attempt: attempt()? },
@@ -326,6 +401,7 @@ mod tests {
                 Message::Call {
                     id,
                     attempt,
+                    root: None,
                     method: "invert".into(),
                     parcels: vec![parcel()],
                     value: tensor.clone(),
@@ -336,6 +412,7 @@ mod tests {
                 Message::Call {
                     id: 2,
                     attempt,
+                    root: Some(Root { side: Role::Worker, id: 12 }),
                     method: "ping".into(),
                     parcels: vec![],
                     value: "null".into(),
@@ -396,6 +473,9 @@ mod tests {
             r#"{"v":1,"k":"call","id":1,"n":1,"m":"x","p":[{}],"a":1}"#,
             r#"{"v":1,"k":"call","id":-1,"n":1,"m":"x","p":[],"a":1}"#,
             r#"{"v":1,"k":"rel","rel":[],"extra":1}"#,
+            r#"{"v":1,"k":"call","id":1,"n":1,"t":"x1","m":"x","p":[],"a":1}"#,
+            r#"{"v":1,"k":"call","id":1,"n":1,"t":"h+1","m":"x","p":[],"a":1}"#,
+            r#"{"v":1,"k":"call","id":1,"n":1,"t":"","m":"x","p":[],"a":1}"#,
         ] {
             assert_eq!(decode(json).unwrap_err().reason(), Reason::BadMetadata, "{json}");
         }

@@ -8,8 +8,10 @@ use rung::Trust;
 use segment::PeerTrust;
 use worker::{Command, Exit, Process};
 
-use crate::channel::{Channel, HANDSHAKE};
+use crate::channel::{Channel, Options};
 use crate::error::ConnectError;
+use crate::handler::Handler;
+use crate::keeper::Bounds;
 use crate::ladder::Ladder;
 use crate::wire::Role;
 
@@ -19,7 +21,6 @@ use crate::wire::Role;
 /// if it does not, and reaps it.
 #[derive(Debug)]
 pub struct Worker {
-    // Closed first, so that the process sees the end of the link and ends by itself.
     channel: Channel,
     process: Arc<Process>,
 }
@@ -57,10 +58,28 @@ impl Worker {
 
     /// Closes the channel and waits up to `grace` for the process to end, then kills it.
     #[must_use]
-    pub fn shutdown(self, grace: Duration) -> Exit {
-        let Self { channel, process } = self;
-        drop(channel);
-        process.end(grace)
+    pub fn shutdown(mut self, grace: Duration) -> Exit {
+        self.end(grace)
+    }
+
+    /// In this order: the worker sees the end of the link, so that it ends by itself; it has ended and
+    /// is reaped; whether anybody else holds its end of the link is seen; and only then do the owners
+    /// of what was lent to it go, with the channel (L3).
+    fn end(&mut self, grace: Duration) -> Exit {
+        self.channel.core.say_goodbye();
+        let exit = self.process.end(grace);
+        self.channel.core.note_exit();
+        self.channel.close();
+        exit
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if self.channel.core.is_home() {
+            let exit = self.end(self.process.grace());
+            tracing::debug!(pid = self.process.pid(), "{exit}");
+        }
     }
 }
 
@@ -73,16 +92,21 @@ impl Deref for Worker {
 }
 
 /// How a worker is started.
-#[derive(Debug)]
+#[derive(Default)]
 pub struct WorkerBuilder {
     ladder: Ladder,
     trust: Option<PeerTrust>,
-    handshake: Duration,
+    options: Options,
+    handler: Option<Arc<dyn Handler + Send + Sync>>,
 }
 
-impl Default for WorkerBuilder {
-    fn default() -> Self {
-        Self { ladder: Ladder::standard(), trust: None, handshake: HANDSHAKE }
+impl std::fmt::Debug for WorkerBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerBuilder")
+            .field("ladder", &self.ladder)
+            .field("trust", &self.trust)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
     }
 }
 
@@ -106,7 +130,22 @@ impl WorkerBuilder {
     /// How long the handshake may take: 10 seconds unless said otherwise.
     #[must_use]
     pub fn handshake(mut self, limit: Duration) -> Self {
-        self.handshake = limit;
+        self.options.handshake = limit;
+        self
+    }
+
+    /// How much the worker may be lent at a time.
+    #[must_use]
+    pub fn bounds(mut self, bounds: Bounds) -> Self {
+        self.options.bounds = bounds;
+        self
+    }
+
+    /// Answers calls of the worker's: nested ones on the thread that waits, others on threads of
+    /// their own, 16 at most.
+    #[must_use]
+    pub fn handler(mut self, handler: impl Handler + Send + Sync + 'static) -> Self {
+        self.handler = Some(Arc::new(handler));
         self
     }
 
@@ -127,7 +166,8 @@ impl WorkerBuilder {
             Role::Host,
             &self.ladder,
             &trust,
-            self.handshake,
+            self.options,
+            self.handler,
             Some(Arc::clone(&process)),
         )?;
         Ok(Worker { channel, process })

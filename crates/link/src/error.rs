@@ -25,6 +25,10 @@ pub enum LinkError {
     /// The deadline passed.
     #[error("the deadline passed")]
     Deadline,
+    /// The deadline passed when a part of the frame was out. The rest of it goes before whatever is
+    /// sent next: to the peer it is a frame like any other, only late.
+    #[error("the deadline passed in the middle of the frame")]
+    Begun,
     /// The peer broke the framing. The link is closed.
     #[error("the peer broke the protocol: {0}")]
     Fault(Fault),
@@ -46,6 +50,6 @@ impl LinkError {
     /// Whether the deadline passed.
     #[must_use]
     pub fn is_deadline(&self) -> bool {
-        matches!(self, Self::Deadline)
+        matches!(self, Self::Deadline | Self::Begun)
     }
 }

@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Instant;
 
 use rung::limits::FRAME_HANDLES;
@@ -23,6 +23,15 @@ use crate::frame::{self, Decoder, Frame};
 /// Frames read while this side was busy sending are kept up to so many bytes; past that the peer
 /// has to wait.
 const READ_AHEAD: usize = 128 << 20;
+
+/// What a frame costs to keep besides its text, and what each of its descriptors counts for: a
+/// process has far fewer descriptors than bytes.
+const FRAME_COST: usize = 512;
+const HANDLE_COST: usize = 256 << 10;
+
+fn cost(frame: &Frame) -> usize {
+    frame.json.len() + FRAME_COST + HANDLE_COST * frame.handles.len()
+}
 
 /// What crossed a link since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,8 +69,31 @@ fn add(counter: &AtomicU64, number: usize) {
 struct Inbox {
     decoder: Decoder,
     ready: VecDeque<Frame>,
-    ready_bytes: usize,
+    /// By [`cost`].
+    ready_cost: usize,
     ended: bool,
+}
+
+/// Whether somebody writes, and what is left of a frame that was begun.
+#[derive(Debug, Default)]
+struct Writing {
+    busy: bool,
+    rest: Vec<u8>,
+}
+
+/// The turn to write, given back when dropped.
+struct Turn<'a> {
+    link: &'a Link,
+    rest: Vec<u8>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut writing = lock(&self.link.writing);
+        writing.busy = false;
+        writing.rest = std::mem::take(&mut self.rest);
+        self.link.written.notify_one();
+    }
 }
 
 /// A connected link. All methods take `&self`: one thread may send while another receives.
@@ -72,8 +104,9 @@ struct Inbox {
 pub struct Link {
     socket: OwnedFd,
     peer: Option<OwnedFd>,
-    /// Held while a frame is written; its holder polls both directions.
-    writing: Mutex<()>,
+    /// Whose turn it is to write; its holder polls both directions.
+    writing: Mutex<Writing>,
+    written: Condvar,
     /// Held while the socket is read.
     inbox: Mutex<Inbox>,
     /// The first fault, for good.
@@ -115,6 +148,7 @@ impl Link {
             socket,
             peer: None,
             writing: Mutex::default(),
+            written: Condvar::new(),
             inbox: Mutex::default(),
             fault: OnceLock::new(),
             counters: Counters::default(),
@@ -127,19 +161,6 @@ impl Link {
     pub fn watching(mut self, pidfd: OwnedFd) -> Self {
         self.peer = Some(pidfd);
         self
-    }
-
-    /// The process that made the socket pair or connected the socket, as the kernel noted it
-    /// (`SO_PEERCRED`, unix(7)).
-    ///
-    /// # Errors
-    ///
-    /// [`LinkError::System`] where it is no Unix socket.
-    #[cfg(target_os = "linux")]
-    pub fn peer_pid(&self) -> Result<u32, LinkError> {
-        rustix::net::sockopt::socket_peercred(&self.socket)
-            .map(|credentials| credentials.pid.as_raw_nonzero().get().unsigned_abs())
-            .map_err(|errno| LinkError::System("SO_PEERCRED", errno.into()))
     }
 
     /// What crossed so far.
@@ -162,14 +183,33 @@ impl Link {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
 
+    /// Ends the link in this direction: the peer sees the end of the stream, and may still send.
+    pub fn close_for_sending(&self) {
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+    }
+
+    /// Whether the peer has ended the stream, read to its end or not. Waits for nothing and nobody.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let mut waiting = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        loop {
+            match poll(&mut waiting, Some(&now)) {
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+                Ok(_) => return waiting[0].revents().intersects(PollFlags::RDHUP),
+            }
+        }
+    }
+
     /// Sends one frame, with its descriptors on the first byte.
     ///
-    /// The handles are consumed: they are closed here once the kernel has them.
+    /// The kernel duplicates the handles; the caller's may be dropped afterwards.
     ///
     /// # Errors
     ///
-    /// [`LinkError::OverCap`] before anything is sent; [`LinkError::Deadline`], after which the link
-    /// is closed if a part of the frame was already out; [`LinkError::Closed`],
+    /// [`LinkError::OverCap`] and [`LinkError::Deadline`] where nothing was sent,
+    /// [`LinkError::Begun`] where the rest of the frame is still to go, [`LinkError::Closed`],
     /// [`LinkError::PeerExited`], [`LinkError::Fault`], [`LinkError::System`].
     pub fn send(
         &self,
@@ -180,43 +220,79 @@ impl Link {
         self.check_fault()?;
         let prefix = frame::prefix(json, handles.len())
             .map_err(|fault| LinkError::OverCap(fault.to_string()))?;
-        let total = prefix.len() + json.len();
-        let _writing = lock(&self.writing);
+        let mut turn = self.turn(deadline)?;
+        let rest = std::mem::take(&mut turn.rest);
+        if let Err((sent, error)) = self.write_all(&[], &rest, &[], deadline) {
+            turn.rest = rest[sent..].to_vec();
+            return Err(error);
+        }
+        match self.write_all(&prefix, json.as_bytes(), handles, deadline) {
+            Ok(()) => {}
+            Err((0, error)) => return Err(error),
+            Err((sent, LinkError::Deadline)) => {
+                let whole = [&prefix, json.as_bytes()].concat();
+                turn.rest = whole[sent..].to_vec();
+                return Err(LinkError::Begun);
+            }
+            Err((_, error)) => {
+                // The peer would take what comes next for the rest of this frame.
+                self.close();
+                return Err(error);
+            }
+        }
+        add(&self.counters.frames_sent, 1);
+        Ok(())
+    }
+
+    /// Waits for the turn to write.
+    fn turn(&self, deadline: Option<Instant>) -> Result<Turn<'_>, LinkError> {
+        let mut writing = lock(&self.writing);
+        while writing.busy {
+            writing = match deadline {
+                None => self.written.wait(writing).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(LinkError::Deadline);
+                    }
+                    let waited = self.written.wait_timeout(writing, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        writing.busy = true;
+        let rest = std::mem::take(&mut writing.rest);
+        Ok(Turn { link: self, rest })
+    }
+
+    /// Writes two parts; how much of them was written, where not all was.
+    fn write_all(
+        &self,
+        first: &[u8],
+        second: &[u8],
+        handles: &[Handle],
+        deadline: Option<Instant>,
+    ) -> Result<(), (usize, LinkError)> {
         let mut sent = 0;
-        while sent < total {
-            let parts = if sent < prefix.len() {
-                [IoSlice::new(&prefix[sent..]), IoSlice::new(json.as_bytes())]
-            } else {
-                [IoSlice::new(&json.as_bytes()[sent - prefix.len()..]), IoSlice::new(&[])]
+        while sent < first.len() + second.len() {
+            let parts = match sent.checked_sub(first.len()) {
+                None => [IoSlice::new(&first[sent..]), IoSlice::new(second)],
+                Some(sent) => [IoSlice::new(&second[sent..]), IoSlice::new(&[])],
             };
             // All descriptors ride the first byte: any earlier write has taken them along.
             let riding = if sent == 0 { handles } else { &[] };
             match self.write_some(&parts, riding) {
                 Ok(bytes) => {
                     add(&self.counters.handles_sent, riding.len());
+                    add(&self.counters.bytes_sent, bytes);
                     sent += bytes;
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    if let Err(error) = self.wait_to_write(deadline) {
-                        if sent > 0 {
-                            // The peer would take what comes next for the rest of this frame.
-                            self.close();
-                        }
-                        return Err(error);
-                    }
-                }
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(self.gone()),
-                Err(errno) => {
-                    if sent > 0 {
-                        self.close();
-                    }
-                    return Err(LinkError::System("sendmsg", errno.into()));
-                }
+                Err(Errno::AGAIN) => self.wait_to_write(deadline).map_err(|error| (sent, error))?,
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err((sent, self.gone())),
+                Err(errno) => return Err((sent, LinkError::System("sendmsg", errno.into()))),
             }
         }
-        add(&self.counters.bytes_sent, total);
-        add(&self.counters.frames_sent, 1);
         Ok(())
     }
 
@@ -235,20 +311,18 @@ impl Link {
         )
     }
 
-    /// Waits until the socket takes more, and reads what comes meanwhile.
+    /// Waits until the socket takes more, and reads what comes meanwhile, so that a peer that does
+    /// the same is not blocked by us. Where another thread reads, that one does.
     fn wait_to_write(&self, deadline: Option<Instant>) -> Result<(), LinkError> {
         loop {
-            // Another thread may be reading; then that one keeps the peer going.
-            let reading = match self.inbox.try_lock() {
-                Ok(inbox) => Some(inbox),
-                Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-                Err(std::sync::TryLockError::WouldBlock) => None,
-            };
-            let reading = reading.filter(|inbox| inbox.ready_bytes < READ_AHEAD && !inbox.ended);
-            let interest =
-                if reading.is_some() { PollFlags::OUT | PollFlags::IN } else { PollFlags::OUT };
+            let may_read =
+                self.try_inbox().is_some_and(|inbox| inbox.ready_cost < READ_AHEAD && !inbox.ended);
+            let interest = if may_read { PollFlags::OUT | PollFlags::IN } else { PollFlags::OUT };
+            // The inbox is not held meanwhile: whoever wants to read can.
             let ready = self.poll(interest, deadline)?;
-            if let Some(mut inbox) = reading.filter(|_| ready.socket.intersects(PollFlags::IN)) {
+            if ready.socket.intersects(PollFlags::IN)
+                && let Some(mut inbox) = self.try_inbox()
+            {
                 self.read_some(&mut inbox)?;
             }
             if ready.socket.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP) {
@@ -257,6 +331,14 @@ impl Link {
             if ready.peer_exited {
                 return Err(LinkError::PeerExited);
             }
+        }
+    }
+
+    fn try_inbox(&self) -> Option<MutexGuard<'_, Inbox>> {
+        match self.inbox.try_lock() {
+            Ok(inbox) => Some(inbox),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 
@@ -270,7 +352,7 @@ impl Link {
         let mut inbox = lock(&self.inbox);
         loop {
             if let Some(frame) = inbox.ready.pop_front() {
-                inbox.ready_bytes -= frame.json.len();
+                inbox.ready_cost -= cost(&frame);
                 return Ok(frame);
             }
             self.check_fault()?;
@@ -278,6 +360,13 @@ impl Link {
                 return Err(self.end_of(&inbox));
             }
             if self.read_some(&mut inbox)? {
+                // A peer that sends one byte at a time does not put the deadline off.
+                if inbox.ready.is_empty()
+                    && !inbox.ended
+                    && deadline.is_some_and(|deadline| Instant::now() >= deadline)
+                {
+                    return Err(LinkError::Deadline);
+                }
                 continue;
             }
             let ready = self.poll(PollFlags::IN, deadline)?;
@@ -354,7 +443,7 @@ impl Link {
             match inbox.decoder.next_frame() {
                 Ok(Some(frame)) => {
                     add(&self.counters.frames_received, 1);
-                    inbox.ready_bytes += frame.json.len();
+                    inbox.ready_cost += cost(&frame);
                     inbox.ready.push_back(frame);
                 }
                 Ok(None) => return Ok(true),

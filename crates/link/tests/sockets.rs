@@ -74,8 +74,47 @@ fn a_silent_peer_runs_into_the_deadline() {
     // Nobody reads: the socket fills up, and the part of a frame that is out ends the link.
     let large = "x".repeat(8 << 20);
     let deadline = Instant::now() + Duration::from_millis(30);
-    assert!(here.send(&large, &[], Some(deadline)).unwrap_err().is_deadline());
-    assert!(matches!(there.receive(soon()), Err(LinkError::Cut { .. })));
+    let error = here.send(&large, &[null()], Some(deadline)).unwrap_err();
+    assert!(matches!(error, LinkError::Begun), "{error}");
+    // While the rest waits, nothing else is sent before it.
+    let deadline = Instant::now() + Duration::from_millis(30);
+    let error = here.send("2", &[], Some(deadline)).unwrap_err();
+    assert!(matches!(error, LinkError::Deadline), "{error}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| here.send("3", &[], soon()).unwrap());
+        let late = there.receive(soon()).unwrap();
+        assert_eq!((late.json, late.handles.len()), (large, 1));
+        assert_eq!(there.receive(soon()).unwrap().json, "3");
+    });
+}
+
+/// Nobody waits for ever behind a writer that is stuck, and a drip of bytes puts no deadline off.
+#[test]
+fn deadlines_hold_behind_other_threads_and_slow_peers() {
+    let (here, there) = Link::pair().unwrap();
+    let large = "x".repeat(8 << 20);
+    std::thread::scope(|scope| {
+        scope.spawn(|| here.send(&large, &[], soon()).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        let deadline = Instant::now() + Duration::from_millis(50);
+        assert!(here.send("2", &[], Some(deadline)).unwrap_err().is_deadline());
+        let deadline = Instant::now() + Duration::from_millis(50);
+        assert!(here.receive(Some(deadline)).unwrap_err().is_deadline());
+        assert_eq!(there.receive(soon()).unwrap().json, large);
+    });
+    let (link, mut peer) = raw();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            peer.write_all(&[0, 1, 0, 0, 0, 0]).unwrap();
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                peer.write_all(b" ").unwrap();
+            }
+        });
+        let deadline = Instant::now() + Duration::from_millis(50);
+        assert!(link.receive(Some(deadline)).unwrap_err().is_deadline());
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -12,6 +12,8 @@ use crate::reason::{Reason, Refusal};
 ///
 /// - **Y1** `shape.len() == strides.len() <= 64`, and the number of elements times the element's
 ///   size fits an `isize`.
+///   A stride that is never used (of a dimension of one element, or of a tensor without any) is that
+///   of C order, whatever was asked for, so arithmetic on strides never overflows.
 /// - **Y2** Every element `i` starts at byte `offset + Σ i[d]·stride[d]·size`, and that element lies
 ///   in `0..storage_len` of the length it was constructed with. No sum on the way overflows.
 ///
@@ -58,8 +60,13 @@ impl Layout {
             ));
         }
         let count = element_count(dtype, shape)?;
-        let layout =
-            Self { dtype, shape: shape.to_vec(), strides: strides.to_vec(), offset, count };
+        let mut used = c_strides(shape);
+        for (index, &extent) in shape.iter().enumerate() {
+            if extent > 1 && count > 0 {
+                used[index] = strides[index];
+            }
+        }
+        let layout = Self { dtype, shape: shape.to_vec(), strides: used, offset, count };
         layout.check_inside(storage_len)?;
         Ok(layout)
     }
@@ -190,33 +197,20 @@ impl Layout {
     /// The stretches are as long as the layout allows: one for a contiguous tensor, one a row for a
     /// slice of columns, one an element in the worst case.
     pub fn for_each_run(&self, mut run: impl FnMut(usize, usize)) {
+        for (at, len) in self.runs() {
+            run(at, len);
+        }
+    }
+
+    /// As [`Self::for_each_run`], one after the other.
+    #[must_use]
+    pub fn runs(&self) -> Runs<'_> {
         if self.count == 0 {
-            return;
+            return Runs { layout: self, index: Vec::new(), len: 0, next: None };
         }
-        let size = self.dtype.size();
         let outer = self.shape.len() - self.run_dimensions();
-        let run_len = self.shape[outer..].iter().product::<usize>() * size;
-        let mut index = vec![0usize; outer];
-        let mut at = self.offset as isize;
-        loop {
-            run(at as usize, run_len);
-            // An odometer over the outer dimensions. Y2 keeps `at` inside the storage.
-            let mut dimension = outer;
-            loop {
-                if dimension == 0 {
-                    return;
-                }
-                dimension -= 1;
-                let step = self.strides[dimension] * size as isize;
-                index[dimension] += 1;
-                if index[dimension] < self.shape[dimension] {
-                    at += step;
-                    break;
-                }
-                at -= step * (self.shape[dimension] as isize - 1);
-                index[dimension] = 0;
-            }
-        }
+        let len = self.shape[outer..].iter().product::<usize>() * self.dtype.size();
+        Runs { layout: self, index: vec![0; outer], len, next: Some(self.offset as isize) }
     }
 
     /// How many trailing dimensions lie side by side in C order.
@@ -232,6 +226,39 @@ impl Layout {
             dimensions += 1;
         }
         dimensions
+    }
+}
+
+/// Stretches of neighbouring bytes, as `(byte, len)`; see [`Layout::runs`].
+#[derive(Debug)]
+pub struct Runs<'a> {
+    layout: &'a Layout,
+    /// An odometer over the outer dimensions.
+    index: Vec<usize>,
+    len: usize,
+    next: Option<isize>,
+}
+
+impl Iterator for Runs<'_> {
+    type Item = (usize, usize);
+
+    fn next(&mut self) -> Option<(usize, usize)> {
+        let run = self.next?;
+        let size = self.layout.dtype.size() as isize;
+        let mut at = run;
+        self.next = None;
+        for dimension in (0..self.index.len()).rev() {
+            // Y2 keeps `at` inside the storage.
+            let step = self.layout.strides[dimension] * size;
+            self.index[dimension] += 1;
+            if self.index[dimension] < self.layout.shape[dimension] {
+                self.next = Some(at + step);
+                break;
+            }
+            at -= step * (self.layout.shape[dimension] as isize - 1);
+            self.index[dimension] = 0;
+        }
+        Some((run as usize, self.len))
     }
 }
 

@@ -13,6 +13,10 @@ pub const STORAGES: usize = 65_536;
 /// Nesting of a [`Value`](crate::Value), at most: a bare primitive has depth 1.
 pub const VALUE_DEPTH: usize = 128;
 
+/// Values that one value consists of, at most: what a frame of nothing but zeros would be in memory is
+/// many times its text.
+pub const NODES: usize = 1_000_000;
+
 /// Dimensions of a tensor, at most.
 pub const RANK: usize = 64;
 
@@ -27,6 +31,9 @@ pub const BIG_INT_DIGITS: usize = 4_096;
 
 /// Bytes of a rung's name on the wire, at most.
 pub const RUNG_NAME: usize = 32;
+
+/// Bytes of an error's code on the wire, at most.
+pub const ERROR_CODE: usize = 256;
 
 /// Bytes of a method's name on the wire, at most.
 pub const METHOD_NAME: usize = 1 << 10;

@@ -63,17 +63,23 @@ impl Map {
     ///
     /// # Errors
     ///
-    /// The key that stands there twice.
+    /// The key that stands there twice, or that holds a tensor.
     pub fn try_from_entries(entries: Vec<(Value, Value)>) -> Result<Self, Value> {
-        match repeated(entries.len(), |at| &entries[at].0) {
+        match not_distinct(entries.len(), |at| &entries[at].0) {
             Some(at) => Err(entries[at].0.clone()),
             None => Ok(Self { entries }),
         }
     }
 }
 
+/// The first of `count` values that cannot be a key or a set's item: it equals an earlier one, or
+/// holds a tensor, which nobody can compare without reading gigabytes.
+pub(crate) fn not_distinct<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
+    (0..count).find(|&at| value(at).has_tensor()).or_else(|| repeated(count, value))
+}
+
 /// The first of `count` values that equals an earlier one.
-pub(crate) fn repeated<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
+fn repeated<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
     // A few values are compared faster than hashed.
     if count <= 8 {
         (1..count).find(|&at| (0..at).any(|earlier| value(earlier) == value(at)))
@@ -88,9 +94,11 @@ impl PartialEq for Map {
         if self.len() != other.len() {
             return false;
         }
-        // The same order is the common case and needs no table.
-        if self.entries == other.entries {
-            return true;
+        // The same string keys in the same order are the common case and need no table. Each value
+        // is compared once: twice, at every level, would take a time exponential in the depth.
+        let pairs = || self.entries.iter().zip(&other.entries);
+        if pairs().all(|((a, _), (b, _))| a.as_str().is_some() && a.as_str() == b.as_str()) {
+            return pairs().all(|((_, a), (_, b))| a == b);
         }
         let mine: HashMap<&Value, &Value> = self.entries.iter().map(|(k, v)| (k, v)).collect();
         other.entries.iter().all(|(key, value)| mine.get(key) == Some(&value))
@@ -138,6 +146,32 @@ impl<'a> IntoIterator for &'a Map {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn deep_maps_that_differ_at_the_bottom_are_compared_in_no_time() {
+        let nest = |leaf: i64| {
+            (0..127).fold(Value::Int(leaf), |inner, level| {
+                Value::map([(Value::Int(level), inner), (Value::from("x"), Value::Int(1))])
+            })
+        };
+        assert_ne!(nest(1), nest(2));
+        assert_eq!(nest(1), nest(1));
+        assert!(Value::try_set(vec![nest(1), nest(2)]).is_ok());
+    }
+
+    #[test]
+    fn many_maps_of_one_shape_are_told_apart_in_no_time() {
+        let items: Vec<Value> = (0..200_000i64).map(|n| Value::map([("a", n)])).collect();
+        assert!(Value::try_set(items).is_ok());
+    }
+
+    #[test]
+    fn a_tensor_is_no_key() {
+        let tensor = || Value::from(crate::Tensor::from_vec(vec![1u8], &[1]).unwrap());
+        assert!(Map::try_from_entries(vec![(Value::list([tensor()]), Value::Null)]).is_err());
+        assert!(Value::try_set(vec![tensor()]).is_err());
+        assert!(Map::try_from_entries(vec![(Value::Null, tensor())]).is_ok());
+    }
 
     #[test]
     fn repeated_keys_are_found() {

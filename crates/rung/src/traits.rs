@@ -93,10 +93,11 @@ pub trait Carrier: Send + Sync {
     /// The importer lets go of a lease.
     fn receipt(&self, lease: LeaseId) -> Receipt;
 
-    /// The exporter hears that the peer let go.
+    /// The exporter hears that the peer let go; told before the lease's owner is dropped.
     fn released(&self, receipt: Receipt);
 
-    /// The peer is gone; its leases end by this rung's own rules.
+    /// The peer is gone for sure, by the end of the stream and its process's exit (L3): its leases
+    /// end by this rung's own rules. Told before their owners are dropped.
     fn peer_gone(&self);
 }
 

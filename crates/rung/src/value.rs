@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::hash::{Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
 
 use crate::limits;
-use crate::map::{Map, repeated};
+use crate::map::{Map, not_distinct};
 use crate::reason::{Reason, Refusal};
 use crate::tensor::Tensor;
 
@@ -70,11 +70,30 @@ impl Value {
     ///
     /// # Errors
     ///
-    /// The item that stands there twice.
+    /// The item that stands there twice, or that holds a tensor.
     pub fn try_set(items: Vec<Value>) -> Result<Self, Value> {
-        match repeated(items.len(), |at| &items[at]) {
+        match not_distinct(items.len(), |at| &items[at]) {
             Some(at) => Err(items[at].clone()),
             None => Ok(Self::Set(items)),
+        }
+    }
+
+    /// Whether these can be the items of one set: each once, none with a tensor in it.
+    #[must_use]
+    pub fn are_distinct(items: &[Value]) -> bool {
+        not_distinct(items.len(), |at| &items[at]).is_none()
+    }
+
+    /// Whether there is a tensor in it, at any depth.
+    #[must_use]
+    pub fn has_tensor(&self) -> bool {
+        match self {
+            Self::Tensor(_) => true,
+            Self::List(items) | Self::Tuple(items) | Self::Set(items) => {
+                items.iter().any(Self::has_tensor)
+            }
+            Self::Map(map) => map.iter().any(|(key, item)| key.has_tensor() || item.has_tensor()),
+            _ => false,
         }
     }
 
@@ -224,13 +243,22 @@ impl Hash for Value {
             Self::Str(text) => text.hash(state),
             Self::Bytes(bytes) => bytes.hash(state),
             Self::List(items) | Self::Tuple(items) => items.hash(state),
-            // Whatever the order: the length will do.
-            Self::Set(items) => items.len().hash(state),
-            Self::Map(map) => map.len().hash(state),
+            // Whatever the order: a sum. Hashes that leave the contents out would make many maps of
+            // one shape collide, which a peer could use against us.
+            Self::Set(items) => sum_of_hashes(items.iter()).hash(state),
+            Self::Map(map) => sum_of_hashes(map.iter()).hash(state),
             // Reading gigabytes for a hash is not worth it.
             Self::Tensor(tensor) => (tensor.dtype(), tensor.shape()).hash(state),
         }
     }
+}
+
+fn sum_of_hashes<T: Hash>(items: impl Iterator<Item = T>) -> u64 {
+    items.fold(0, |sum, item| {
+        let mut hasher = DefaultHasher::new();
+        item.hash(&mut hasher);
+        sum.wrapping_add(hasher.finish())
+    })
 }
 
 /// An integer that does not fit 64 bits, as its decimal digits.

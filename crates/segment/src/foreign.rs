@@ -4,11 +4,14 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use nix::fcntl::SealFlag;
+use nix::fcntl::{FallocateFlags, SealFlag, fallocate};
+use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
+use nix::unistd::{Whence, lseek};
 use rung::{Fault, Reason, Refusal};
 
 use crate::PeerTrust;
 use crate::file::{Block, SIZE_SEALS, nonzero, refused_io, seals_of};
+use crate::headroom;
 use crate::sealed::Sealed;
 
 /// A block that a peer lends and could still write.
@@ -70,6 +73,26 @@ pub enum Received {
     Foreign(Foreign),
 }
 
+/// Sees that every page is there. F_SEAL_WRITE and F_SEAL_FUTURE_WRITE forbid punching holes, so pages
+/// that are there stay there.
+fn check_allocated(file: &File, len: usize, blocks: u64) -> Result<(), Fault> {
+    let sparse = |detail: String| Fault::new(Reason::Sparse, detail);
+    // Blocks of 512 bytes (inode(7)).
+    if blocks.saturating_mul(512) < len as u64 {
+        return Err(sparse(format!("{blocks} blocks for {len} bytes")));
+    }
+    if lseek(file, 0, Whence::SeekHole).is_ok_and(|hole| hole as u64 >= len as u64) {
+        return Ok(());
+    }
+    // A page that was allocated and never written reads as a hole (lseek(2)), and blocks may also lie
+    // beyond the end of the file, where they were counted above. Allocating what is there already
+    // changes nothing; what is not there is now, or the machine has no memory for it.
+    headroom::check(len)?;
+    let size = i64::try_from(len).map_err(|_| Reason::WrongSize)?;
+    fallocate(file, FallocateFlags::empty(), 0, size)
+        .map_err(|errno| sparse(format!("allocating it: {}", errno.desc())))
+}
+
 /// Takes a descriptor that a peer says is a block of `len` bytes; believes only the kernel.
 ///
 /// Nothing is mapped yet. After this, S1 holds, and S2 for [`Received::Sealed`].
@@ -96,18 +119,11 @@ pub fn receive(descriptor: OwnedFd, len: usize) -> Result<Received, Fault> {
             format!("{len} bytes declared, {} there", metadata.size()),
         ));
     }
-    // Blocks of 512 bytes (inode(7)). F_SEAL_WRITE and F_SEAL_FUTURE_WRITE forbid punching holes,
-    // so pages that are there stay there.
-    if metadata.blocks().saturating_mul(512) < len as u64 {
-        return Err(Fault::new(
-            Reason::Sparse,
-            format!("{} blocks for {len} bytes", metadata.blocks()),
-        ));
-    }
     // Huge-page files can be sealed too, but their mappings must be whole huge pages.
-    if metadata.blksize() > 1 << 20 {
+    if fstatfs(&file).is_ok_and(|filesystem| filesystem.filesystem_type() == HUGETLBFS_MAGIC) {
         return Err(Fault::new(Reason::NotSharedMemory, "a huge-page file"));
     }
+    check_allocated(&file, len, metadata.blocks())?;
     let block = Block::new(file, len);
     Ok(if unwritable { Received::Sealed(Sealed(block)) } else { Received::Foreign(Foreign(block)) })
 }

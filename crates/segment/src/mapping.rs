@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use nix::errno::Errno;
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 
 /// A mapping of a whole memfd.
 ///
@@ -71,8 +71,14 @@ pub(crate) struct Writer(Mapping);
 
 impl Writer {
     /// Maps a file that keeps M2 and of which this is the only writable mapping.
+    ///
+    /// It stays the only one: a forked child does not inherit it (S3, L9).
     pub(crate) fn new(file: impl AsFd, len: NonZeroUsize) -> Result<Self, Errno> {
-        map(file, len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE).map(Self)
+        let mapping = map(file, len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
+        // SAFETY: M1: exactly the mapping that was just made; not inheriting it changes nothing in
+        // this process (madvise(2)).
+        unsafe { madvise(mapping.start.cast(), len.get(), MmapAdvise::MADV_DONTFORK) }?;
+        Ok(Self(mapping))
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

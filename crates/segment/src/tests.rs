@@ -123,6 +123,25 @@ fn a_segment_with_holes_is_refused() {
     assert_eq!(reason(receive(memfd(8 << 20, seals), 8 << 20)), Reason::Sparse);
 }
 
+/// Blocks beyond the end of the file count as blocks; the pages before it must be there all the same.
+#[test]
+fn blocks_beyond_the_end_do_not_hide_holes() {
+    let len = 1 << 20;
+    let file = new_file().unwrap();
+    file.set_len(len as u64).unwrap();
+    fallocate(&file, FallocateFlags::FALLOC_FL_KEEP_SIZE, len, len).unwrap();
+    let seals = SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
+    add_seals(&file, seals).unwrap();
+    let watched = file.try_clone().unwrap();
+    let Received::Sealed(received) = receive(file.into(), len as usize).unwrap() else {
+        panic!("not seen as sealed")
+    };
+    // Whatever was accepted is allocated: as many blocks again as the file has bytes.
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&watched.metadata().unwrap());
+    assert!(blocks * 512 >= 2 * len as u64, "{blocks}");
+    assert!(received.bytes().unwrap().iter().all(|byte| *byte == 0));
+}
+
 #[test]
 fn what_is_no_shared_memory_is_refused() {
     let null = File::open("/dev/null").unwrap();

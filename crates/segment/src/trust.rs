@@ -10,6 +10,9 @@ use rung::{Reason, Refusal};
 /// executable does by its own types ([`Self::same_executable`]), or a person does
 /// ([`Self::assume`]).
 ///
+/// The same executable means the same code only where the code is in the executable: an interpreter
+/// runs whatever script it is given, and then vouches for nothing.
+///
 /// A token is for the peer it was made for: hand it only to sessions that are fed with nothing but
 /// what that peer sent (SAFETY.md, "What types cannot hold").
 #[derive(Debug, Clone)]

@@ -1,7 +1,8 @@
 //! One peer's session.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rung::{
     Carrier, Fault, LeaseId, Meta, Owner, Packed, Parcel, Provenance, Reason, Receipt, Refusal,
@@ -15,11 +16,42 @@ use crate::memory::{self, ForeignMemory, SealedMemory};
 pub(crate) struct ShmCarrier {
     trust: Trust,
     next_lease: AtomicU64,
+    leases: Arc<Leases>,
 }
 
 impl ShmCarrier {
     pub(crate) fn new(trust: Trust) -> Self {
-        Self { trust, next_lease: AtomicU64::new(1) }
+        Self { trust, next_lease: AtomicU64::new(1), leases: Arc::default() }
+    }
+}
+
+/// Which leases the peer has let go of.
+#[derive(Debug, Default)]
+struct Leases {
+    home: Mutex<HashSet<LeaseId>>,
+    /// The peer is gone for sure.
+    gone: AtomicBool,
+}
+
+/// The owner of a block that could be written again (L4).
+///
+/// Dropping it is not enough for that: unless the receipt came, or the peer is known to be gone, the
+/// peer may still look at the block, so it is kept for good and never written again.
+struct Lent {
+    storage: Option<Arc<Storage>>,
+    lease: LeaseId,
+    leases: Arc<Leases>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let mut home = self.leases.home.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_home = home.remove(&self.lease) || self.leases.gone.load(Ordering::Acquire);
+        drop(home);
+        let storage = self.storage.take();
+        if !is_home {
+            std::mem::forget(storage);
+        }
     }
 }
 
@@ -31,10 +63,13 @@ impl Carrier for ShmCarrier {
         if storage.is_empty() {
             return Err(Reason::Empty.into());
         }
+        let lease = LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed));
         let (descriptor, owner, copies): (_, Owner, _) =
             if let Some(descriptor) = memory::descriptor(storage) {
                 // Ours or a peer's: the same block goes on, under a lease of this hop (L2).
-                (descriptor?, Box::new(Arc::clone(storage)), 0)
+                let storage = Some(Arc::clone(storage));
+                let lent = Lent { storage, lease, leases: Arc::clone(&self.leases) };
+                (descriptor?, Box::new(lent), 0)
             } else {
                 // Private memory: one copy into a block that is sealed for good, so that the
                 // receiver needs to trust nobody.
@@ -47,7 +82,7 @@ impl Carrier for ShmCarrier {
             Meta::write(&()).map_err(|fault| Refusal::new(fault.reason(), fault.detail()))?;
         let parcel = Parcel {
             rung: RungId::SHM,
-            lease: LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed)),
+            lease,
             bytes: storage.len() as u64,
             copies,
             meta,
@@ -79,9 +114,16 @@ impl Carrier for ShmCarrier {
         Receipt { rung: RungId::SHM, lease, meta: None, handles: Vec::new() }
     }
 
-    /// Nothing to do: the owner that the sender drops is all there is.
-    fn released(&self, _receipt: Receipt) {}
+    fn released(&self, receipt: Receipt) {
+        let mut home = self.leases.home.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of a lease that was never minted, nothing is noted: a peer must not fill this set.
+        if receipt.lease.0 < self.next_lease.load(Ordering::Relaxed) {
+            home.insert(receipt.lease);
+        }
+    }
 
-    /// Nothing to do: every block is fresh, so none can be given to anybody else.
-    fn peer_gone(&self) {}
+    /// Every block of ours may be written again.
+    fn peer_gone(&self) {
+        self.leases.gone.store(true, Ordering::Release);
+    }
 }

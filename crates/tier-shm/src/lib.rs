@@ -40,8 +40,9 @@
 //!
 //! # What it does not do
 //!
-//! It has no socket, no pool and no table of leases: whoever sends parcels keeps `Packed::owner`
-//! until the receipt comes. Elsewhere than on Linux it refuses with [`rung::Reason::Platform`].
+//! It has no socket and no pool: whoever sends parcels keeps `Packed::owner` until the receipt came
+//! and [`rung::Carrier::released`] was told of it. An owner that is dropped before is memory that is
+//! never written again. Elsewhere than on Linux it refuses with [`rung::Reason::Platform`].
 
 #[cfg(target_os = "linux")]
 mod carrier;

@@ -17,7 +17,11 @@ fn carrier(trust: Trust) -> Box<dyn Carrier> {
 
 /// Through text and descriptors, as between processes.
 fn across(tensor: &Tensor, trust: Trust) -> (Tensor, rung::Packed) {
-    let mut packed = carrier(Trust::none()).export(tensor.storage()).unwrap();
+    across_by(&*carrier(Trust::none()), tensor, trust)
+}
+
+fn across_by(sender: &dyn Carrier, tensor: &Tensor, trust: Trust) -> (Tensor, rung::Packed) {
+    let mut packed = sender.export(tensor.storage()).unwrap();
     let handles = std::mem::take(&mut packed.parcel.handles);
     let whole = Parcel {
         handles,
@@ -66,10 +70,13 @@ fn what_nobody_can_write_is_lent_to_anyone() {
 #[test]
 fn memory_is_writable_again_when_every_lease_is_home_and_not_before() {
     let shared = numbers().share().unwrap();
-    let (there, packed) = across(&shared, Trust::none());
+    let sender = carrier(Trust::none());
+    let (there, packed) = across_by(&*sender, &shared, Trust::none());
     // Lent out: the sender still keeps the owner for the receiver's lease.
     let shared = TensorMut::reclaim(shared).unwrap_err();
     drop(there);
+    sender.released(sender.receipt(packed.parcel.lease));
+    let shared = TensorMut::reclaim(shared).unwrap_err();
     drop(packed.owner);
     let view = shared.clone();
     let shared = TensorMut::reclaim(shared).unwrap_err();
@@ -78,6 +85,35 @@ fn memory_is_writable_again_when_every_lease_is_home_and_not_before() {
     assert_eq!(again.as_mut_slice::<u32>().unwrap()[999], 999);
     again.as_mut_slice::<u32>().unwrap()[0] = 42;
     assert_eq!(again.share().unwrap().as_slice::<u32>().unwrap()[0], 42);
+}
+
+/// Whoever drops an owner before the receipt came has lost the memory, and not the receiver its
+/// elements.
+#[test]
+fn an_owner_dropped_too_early_gives_nothing_back() {
+    let shared = numbers().share().unwrap();
+    let token = PeerTrust::same_executable(std::process::id()).unwrap();
+    let sender = carrier(Trust::none());
+    let (there, packed) = across_by(&*sender, &shared, Trust::carrying(token));
+    let elements = there.as_slice::<u32>().unwrap();
+    let lease = packed.parcel.lease;
+    drop(packed.owner);
+    let shared = TensorMut::reclaim(shared).unwrap_err();
+    assert_eq!(elements[999], 999);
+    // Too late, and about leases that never were: still nothing.
+    sender.released(sender.receipt(lease));
+    sender.released(sender.receipt(rung::LeaseId(u64::MAX)));
+    assert!(TensorMut::reclaim(shared).is_err());
+}
+
+#[test]
+fn a_peer_that_is_surely_gone_gives_everything_back() {
+    let shared = numbers().share().unwrap();
+    let sender = carrier(Trust::none());
+    let (there, packed) = across_by(&*sender, &shared, Trust::none());
+    sender.peer_gone();
+    drop((there, packed));
+    assert!(TensorMut::reclaim(shared).is_ok());
 }
 
 #[test]

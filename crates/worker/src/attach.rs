@@ -28,12 +28,10 @@ const GRACE: Duration = Duration::from_secs(2);
 ///
 /// A failing system call; not having been spawned as a worker is `Ok(None)`.
 pub fn attach() -> io::Result<Option<Link>> {
-    let Ok(inode) = std::env::var(VARIABLE) else {
-        return Ok(None);
-    };
+    let Some((inode, _)) = announced() else { return Ok(None) };
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     let socket = File::from(socket);
-    if socket.metadata()?.ino().to_string() != inode {
+    if socket.metadata()?.ino() != inode {
         // A child of a worker, or the second call: the standard input is something else.
         return Ok(None);
     }
@@ -41,21 +39,38 @@ pub fn attach() -> io::Result<Option<Link>> {
     let socket = OwnedFd::from(socket);
     let watched = socket.try_clone()?;
     let link = Link::over(socket);
-    let host = host_process(&link);
+    let host = host_process();
     std::thread::Builder::new()
         .name("worker-host-watch".into())
         .spawn(move || watch(&watched, host.as_ref()))?;
     Ok(Some(link))
 }
 
-/// A descriptor of the host's process: the one that made the socket pair, if it is our parent.
+/// What the host said of itself and the socket.
+fn announced() -> Option<(u64, u32)> {
+    let value = std::env::var(VARIABLE).ok()?;
+    let (inode, pid) = value.split_once(':')?;
+    Some((inode.parse().ok()?, pid.parse().ok()?))
+}
+
+/// The host's process id, if the host is this process's parent.
 ///
-/// Only for the parent can it be told that the number still means the same process: as long as it
-/// is our parent, it has not been reaped and reused.
-fn host_process(link: &Link) -> Option<OwnedFd> {
-    let host = i32::try_from(link.peer_pid().ok()?).ok().and_then(Pid::from_raw)?;
+/// Only of its parent can a process tell that a number still means who it meant: as long as it is our
+/// parent, it has not been reaped and its number given to another. In another pid namespace the
+/// numbers differ, and nothing is known.
+#[must_use]
+pub fn host_pid() -> Option<u32> {
+    let (_, host) = announced()?;
+    let parent = rustix::process::getppid()?;
+    (u32::try_from(parent.as_raw_nonzero().get()) == Ok(host)).then_some(host)
+}
+
+/// A descriptor of the host's process.
+fn host_process() -> Option<OwnedFd> {
+    let host = Pid::from_raw(i32::try_from(host_pid()?).ok()?)?;
     let pidfd = pidfd_open(host, PidfdFlags::empty()).ok()?;
-    (rustix::process::getppid() == Some(host)).then_some(pidfd)
+    // Still our parent, so it was when the descriptor was made.
+    host_pid().is_some().then_some(pidfd)
 }
 
 fn watch(socket: &OwnedFd, host: Option<&OwnedFd>) {

@@ -44,12 +44,12 @@ mod output;
 mod process;
 
 #[cfg(target_os = "linux")]
-pub use attach::{HOST_GONE, attach};
+pub use attach::{HOST_GONE, attach, host_pid};
 #[cfg(target_os = "linux")]
 pub use output::Output;
 #[cfg(target_os = "linux")]
 pub use process::{Command, Exit, Process, SpawnError};
 
-/// Names the socket that a worker's standard input is: its inode number, so that a child of the
-/// worker, which inherits the variable but not the socket, is not taken for a worker.
+/// Names the socket that a worker's standard input is, and the host: `INODE:PID`. By the inode number
+/// a child of the worker, which inherits the variable but not the socket, is not taken for a worker.
 pub const VARIABLE: &str = "LADDER_WORKER";

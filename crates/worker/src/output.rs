@@ -18,6 +18,9 @@ const LINE_BYTES: usize = 1024;
 /// Lines that may wait for a slow reader of ours before some are dropped.
 const WAITING_LINES: usize = 1024;
 
+/// Reads of 16 KiB that empty the largest pipe an ordinary user may have (pipe(7): 1 MiB).
+const PIPE_READS: usize = 64;
+
 /// Where a worker's output goes, besides the tail kept for errors.
 #[derive(Default)]
 pub enum Output {
@@ -69,6 +72,8 @@ pub(crate) fn drain(mut pipe: PipeReader, process: &OwnedFd, tail: &Tail, output
     let mut sink = Sink::new(output);
     let mut buffer = [0; 16 << 10];
     let mut line = Vec::new();
+    // Once the process is gone: what a pipe can hold, and no more. Its children may go on writing.
+    let mut left = PIPE_READS;
     loop {
         let mut waiting = [
             PollFd::new(&pipe, PollFlags::IN),
@@ -78,29 +83,33 @@ pub(crate) fn drain(mut pipe: PipeReader, process: &OwnedFd, tail: &Tail, output
             break;
         }
         let exited = !waiting[1].revents().is_empty();
-        let ended = loop {
-            match pipe.read(&mut buffer) {
-                Ok(0) => break true,
-                Ok(count) => {
-                    for &byte in &buffer[..count] {
-                        if byte == b'\n' || line.len() == LINE_BYTES {
-                            finish(&mut line, tail, &mut sink);
-                        }
-                        if byte != b'\n' {
-                            line.push(byte);
-                        }
-                    }
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => break error.kind() != std::io::ErrorKind::WouldBlock,
+        match pipe.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => take(&buffer[..count], &mut line, tail, &mut sink),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && !exited => {}
+            Err(_) => break,
+        }
+        if exited {
+            left -= 1;
+            if left == 0 {
+                break;
             }
-        };
-        if ended || exited {
-            break;
         }
     }
     if !line.is_empty() {
         finish(&mut line, tail, &mut sink);
+    }
+}
+
+fn take(bytes: &[u8], line: &mut Vec<u8>, tail: &Tail, sink: &mut Sink) {
+    for &byte in bytes {
+        if byte == b'\n' || line.len() == LINE_BYTES {
+            finish(line, tail, sink);
+        }
+        if byte != b'\n' {
+            line.push(byte);
+        }
     }
 }
 

@@ -118,7 +118,7 @@ impl Command {
         command
             .args(arguments)
             .envs(variables)
-            .env(VARIABLE, inode.to_string())
+            .env(VARIABLE, format!("{inode}:{}", std::process::id()))
             .stdin(Stdio::from(socket))
             .stdout(Stdio::from(writer.try_clone().map_err(failed)?))
             .stderr(Stdio::from(writer));
@@ -216,6 +216,12 @@ impl Process {
     /// Waits up to `grace` for it to end by itself, then kills it.
     pub fn end(&self, grace: Duration) -> Exit {
         self.wait(grace).unwrap_or_else(|| self.kill())
+    }
+
+    /// The [`Command::grace`].
+    #[must_use]
+    pub fn grace(&self) -> Duration {
+        self.grace
     }
 
     /// The last lines that it wrote so far.

@@ -117,7 +117,7 @@ fn serve() -> ExitCode {
     };
     let methods =
         Methods::new().on("echo", Ok).on("make", |_| Ok(Value::map([("image", image()?)])));
-    match channel.serve(&methods) {
+    match channel.serve(methods) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

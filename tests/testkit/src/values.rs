@@ -82,11 +82,18 @@ fn nested(leaf: BoxedStrategy<Value>) -> impl Strategy<Value = Value> {
         prop_oneof![
             items().prop_map(Value::List),
             items().prop_map(Value::Tuple),
-            items().prop_map(Value::set),
+            items().prop_map(without_tensors).prop_map(Value::set),
             prop::collection::vec((text(), inner.clone()), 0..6).prop_map(Value::map),
-            prop::collection::vec((inner.clone(), inner.clone()), 0..4).prop_map(Value::map),
+            prop::collection::vec((inner.clone(), inner.clone()), 0..4)
+                .prop_map(|entries| entries.into_iter().filter(|(key, _)| !key.has_tensor()))
+                .prop_map(Value::map),
         ]
     })
+}
+
+/// A set's items and a map's keys hold no tensors.
+fn without_tensors(items: Vec<Value>) -> Vec<Value> {
+    items.into_iter().filter(|item| !item.has_tensor()).collect()
 }
 
 /// Bytes that look random and are fixed by a seed; 0 and 1 for bools.

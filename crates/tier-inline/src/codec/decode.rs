@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use super::{Node, Unsplice, is_plain_entry};
 
-/// Reads a value from JSON: exactly what [`encode`] writes, or a fault.
+/// Reads a value from JSON: exactly what [`encode`](super::encode) writes, or a fault.
 ///
 /// # Errors
 ///
@@ -68,6 +68,10 @@ impl<'de> DeserializeSeed<'de> for Seed<'_, '_> {
             return Err(self.context.fail(Fault::new(Reason::TooDeep, detail)));
         }
         self.context.nodes += 1;
+        if self.context.nodes > limits::NODES {
+            let detail = format!("more than {} values in one", limits::NODES);
+            return Err(self.context.fail(Fault::new(Reason::OverCap, detail)));
+        }
         deserializer.deserialize_any(self)
     }
 }
@@ -163,7 +167,7 @@ fn unique<E: serde::de::Error>(
 ) -> Result<Value, E> {
     Map::try_from_entries(entries)
         .map(Value::Map)
-        .map_err(|_| context.fail(bad("a map with a key twice")))
+        .map_err(|_| context.fail(bad("a map with a key twice, or a tensor in one")))
 }
 
 fn tagged<'de, A: MapAccess<'de>>(
@@ -176,7 +180,8 @@ fn tagged<'de, A: MapAccess<'de>>(
         "t" => map.next_value_seed(Items { context, depth }).map(Value::Tuple),
         "s" => {
             let items = map.next_value_seed(Items { context: &mut *context, depth })?;
-            Value::try_set(items).map_err(|_| context.fail(bad("a set with an item twice")))
+            Value::try_set(items)
+                .map_err(|_| context.fail(bad("a set with an item twice, or a tensor in one")))
         }
         "m" => {
             let entries = map.next_value_seed(Entries { context: &mut *context, depth })?;

@@ -65,7 +65,13 @@ impl Encoder<'_> {
             }
             Value::List(items) => self.list(items, path, depth)?,
             Value::Tuple(items) => self.tagged_list("t", items, path, depth)?,
-            Value::Set(items) => self.tagged_list("s", items, path, depth)?,
+            Value::Set(items) => {
+                if !Value::are_distinct(items) {
+                    let detail = "a set with an item twice, or a tensor in one";
+                    return Err(refused(value, path, Refusal::new(Reason::OtherKind, detail)));
+                }
+                self.tagged_list("s", items, path, depth)?;
+            }
             Value::Map(map) => self.map(map, path, depth)?,
             other => return Err(refused(other, path, Reason::OtherKind.into())),
         }
@@ -111,6 +117,14 @@ impl Encoder<'_> {
             }
             self.out.push('}');
             return Ok(());
+        }
+        if map.iter().any(|(key, _)| key.has_tensor()) {
+            let refusal = Refusal::new(Reason::OtherKind, "a map with a tensor in a key");
+            return Err(Unsendable {
+                path: path.to_string(),
+                kind: "map".into(),
+                refusals: vec![(RungId::INLINE, refusal)],
+            });
         }
         self.out.push_str("{\"$m\":[");
         for (index, (key, value)) in map.iter().enumerate() {

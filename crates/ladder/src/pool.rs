@@ -1,0 +1,211 @@
+//! Which thread runs a handler.
+//!
+//! - A call that is nested in one of ours runs on the thread that waits in its root ([`Event::Nested`]):
+//!   that thread has nothing else to do, so however deep two sides call each other, there is one.
+//! - Any other is a new root, and runs on a server: a thread of this pool, started when it is needed
+//!   and gone after a while without work. Their number is capped; a call that comes when all are busy
+//!   is refused with `busy` at once. It never waits for a thread that may be waiting for it.
+//!
+//! [`Event::Nested`]: crate::core::Event::Nested
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::core::{Core, Incoming, NotYet, Work};
+use crate::error::Ended;
+use crate::wire::{Role, Root};
+
+/// How many calls of the peer's, not nested in ours, are handled at a time.
+const SERVERS: usize = 16;
+
+/// How long a server without work stays.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// A call that is answered with an error, unopened.
+pub(crate) struct Refused {
+    pub(crate) call: Incoming,
+    pub(crate) code: &'static str,
+    pub(crate) text: String,
+}
+
+/// Work that waits for a server, and the servers; part of the router, under its lock.
+///
+/// - **P1** `idle <= servers <= SERVERS`, but that work which must not be refused may start one more.
+/// - **P2** Work is queued only where a server is idle for it, is about to be started, or (in a worker
+///   that has not begun to serve) will come.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    work: VecDeque<Work>,
+    servers: usize,
+    idle: usize,
+}
+
+impl Pool {
+    /// Takes a call, or refuses it; whether a server is to be started for it.
+    pub(crate) fn offer(
+        &mut self,
+        call: Incoming,
+        has_handler: bool,
+        role: Role,
+    ) -> (bool, Option<Refused>) {
+        if self.idle > self.work.len() {
+            self.work.push_back(Work::Call(call));
+            return (false, None);
+        }
+        if has_handler && self.servers < SERVERS {
+            self.servers += 1;
+            self.work.push_back(Work::Call(call));
+            return (true, None);
+        }
+        if !has_handler && role == Role::Worker && self.work.len() < SERVERS {
+            // It has attached and will serve in a moment.
+            self.work.push_back(Work::Call(call));
+            return (false, None);
+        }
+        let (code, text) = if has_handler {
+            ("busy", format!("all {SERVERS} threads are busy with other calls"))
+        } else {
+            ("no-handler", "this side takes no calls".to_owned())
+        };
+        (false, Some(Refused { call, code, text }))
+    }
+
+    /// Takes work that cannot be refused; whether a server is to be started for it.
+    pub(crate) fn push(&mut self, work: Work) -> bool {
+        let start = self.idle <= self.work.len() && self.servers <= SERVERS;
+        self.servers += usize::from(start);
+        self.work.push_back(work);
+        start
+    }
+
+    /// Work for an idle server, which is idle no more.
+    fn take(&mut self) -> Option<Work> {
+        let work = self.work.pop_front()?;
+        self.idle -= 1;
+        Some(work)
+    }
+}
+
+impl Core {
+    /// Starts a server that was counted already.
+    pub(crate) fn spawn_server(self: &Arc<Self>) {
+        let core = Arc::clone(self);
+        let started = std::thread::Builder::new()
+            .name("ladder-server".into())
+            .spawn(move || core.serve_while(Some(IDLE)));
+        if let Err(error) = started {
+            tracing::error!("no thread to serve with: {error}");
+            // What was queued for it waits for the next one that is idle.
+            self.router().pool.servers -= 1;
+        }
+    }
+
+    /// Counts this thread as a server, and serves until the end.
+    pub(crate) fn serve_for_good(self: &Arc<Self>) -> Ended {
+        self.router().pool.servers += 1;
+        self.serve_while(None)
+    }
+
+    /// Serves until there was no work for so long, or until the end.
+    fn serve_while(self: &Arc<Self>, patience: Option<Duration>) -> Ended {
+        self.router().pool.idle += 1;
+        loop {
+            let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
+            let work = match self.wait_for(deadline, |router| router.pool.take()) {
+                Ok(work) => work,
+                Err(reason) => {
+                    let pool = &mut self.router().pool;
+                    match (reason, pool.take()) {
+                        // It came after all.
+                        (NotYet::Deadline, Some(work)) => work,
+                        (NotYet::Deadline, None) => {
+                            pool.idle -= 1;
+                            pool.servers -= 1;
+                            return Ended::Closed;
+                        }
+                        (NotYet::Ended(ended), _) => return ended,
+                    }
+                }
+            };
+            if let Err(ended) = self.perform(work) {
+                tracing::debug!("while serving: {ended}");
+            }
+            self.router().pool.idle += 1;
+        }
+    }
+}
+
+thread_local! {
+    /// The roots that this thread runs handlers of, the innermost last, with the channel of each.
+    static ROOTS: RefCell<Vec<(usize, Root)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn channel_of(core: &Core) -> usize {
+    std::ptr::from_ref(core) as usize
+}
+
+impl Core {
+    /// The root that a call by this thread is nested in: of the innermost handler that it runs for
+    /// this channel.
+    pub(crate) fn current_root(&self) -> Option<Root> {
+        ROOTS.with_borrow(|roots| {
+            let mine = roots.iter().rev().find(|(channel, _)| *channel == channel_of(self));
+            mine.map(|(_, root)| *root)
+        })
+    }
+
+    /// Runs something as part of a root.
+    pub(crate) fn within<T>(&self, root: Root, run: impl FnOnce() -> T) -> T {
+        struct Leave;
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                ROOTS.with_borrow_mut(|roots| roots.pop());
+            }
+        }
+        ROOTS.with_borrow_mut(|roots| roots.push((channel_of(self), root)));
+        let _leave = Leave;
+        run()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call() -> Incoming {
+        Incoming {
+            id: 1,
+            attempt: 1,
+            root: Root { side: Role::Host, id: 1 },
+            method: "m".into(),
+            parcels: Vec::new(),
+            value: "null".into(),
+            handles: VecDeque::new(),
+        }
+    }
+
+    #[test]
+    fn calls_are_queued_only_for_servers_that_will_take_them() {
+        let mut pool = Pool::default();
+        for _ in 0..SERVERS {
+            assert!(matches!(pool.offer(call(), true, Role::Host), (true, None)));
+        }
+        let (start, refused) = pool.offer(call(), true, Role::Host);
+        assert!(!start && refused.is_some_and(|refused| refused.code == "busy"));
+        // One has come to wait and taken its work; another waits.
+        pool.idle = 2;
+        assert!(pool.take().is_some());
+        pool.work.clear();
+        assert!(matches!(pool.offer(call(), true, Role::Host), (false, None)));
+        assert!(pool.offer(call(), true, Role::Host).1.is_some());
+    }
+
+    #[test]
+    fn a_side_without_a_handler_refuses_unless_it_will_have_one() {
+        let (_, refused) = Pool::default().offer(call(), false, Role::Host);
+        assert_eq!(refused.map(|refused| refused.code), Some("no-handler"));
+        assert!(Pool::default().offer(call(), false, Role::Worker).1.is_none());
+    }
+}
