@@ -530,11 +530,16 @@ impl Core {
             owners.iter().map(|(rung, lease, ..)| (rung.clone(), *lease)).collect();
         // Counted first: the receipt may come while this thread still looks.
         self.lent.fetch_add(leases.len(), Ordering::Relaxed);
-        let kept = self.keeper.keep_all(owners, self.bounds);
-        kept.map(|()| leases.clone()).map_err(|text| {
-            self.lent.fetch_sub(leases.len(), Ordering::Relaxed);
-            NotSent::OverBound(text)
-        })
+        match self.keeper.keep_all(owners, self.bounds) {
+            Ok(()) => Ok(leases),
+            Err((text, owners)) => {
+                self.lent.fetch_sub(leases.len(), Ordering::Relaxed);
+                for (rung, lease, _, owner) in owners {
+                    self.sessions.take_back(&rung, lease, Some(owner));
+                }
+                Err(NotSent::OverBound(text))
+            }
+        }
     }
 
     /// Ends leases that were never sent.
@@ -544,11 +549,7 @@ impl Core {
             if owner.is_some() {
                 self.lent.fetch_sub(1, Ordering::Relaxed);
             }
-            // The rung hears of it as of a receipt: nobody else has the lease.
-            if let Some(carrier) = self.sessions.carrier(&rung) {
-                carrier.released(carrier.receipt(lease));
-            }
-            drop(owner);
+            self.sessions.take_back(&rung, lease, owner);
         }
     }
 

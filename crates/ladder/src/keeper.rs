@@ -37,6 +37,9 @@ impl Default for Bounds {
     }
 }
 
+/// An owner with its rung, lease and bytes.
+pub(crate) type Exported = (RungId, LeaseId, u64, Owner);
+
 /// The owners of everything lent to one peer, one entry a lease (L1).
 ///
 /// An entry ends by the peer's receipt, or with the channel; no timer ends one.
@@ -53,26 +56,26 @@ impl std::fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// Keeps all of these owners, or, where the bounds would be passed, none (L5); what is not kept
-    /// is dropped outside the lock (L7).
+    /// Keeps all of these owners, or, where the bounds would be passed, gives all of them back (L5).
     pub(crate) fn keep_all(
         &self,
-        owners: Vec<(RungId, LeaseId, u64, Owner)>,
+        owners: Vec<Exported>,
         bounds: Bounds,
-    ) -> Result<(), String> {
+    ) -> Result<(), (String, Vec<Exported>)> {
         let more: u64 = owners.iter().map(|(_, _, bytes, _)| bytes).sum();
         let mut kept = lock(&self.kept);
         let held: u64 = kept.values().map(|entry| entry.bytes).sum();
         if held.saturating_add(more) > bounds.bytes || kept.len() + owners.len() > bounds.leases {
             let leases = kept.len();
             drop(kept);
-            return Err(format!(
+            let text = format!(
                 "the peer holds {held} bytes in {leases} blocks, and {more} bytes in {} more would \
                  pass the bound of {} bytes and {} blocks",
                 owners.len(),
                 bounds.bytes,
                 bounds.leases
-            ));
+            );
+            return Err((text, owners));
         }
         for (rung, lease, bytes, owner) in owners {
             // A session mints each lease once, so nothing is replaced.
@@ -220,7 +223,7 @@ mod tests {
                         let owner = Arc::new(lease);
                         model.insert(lease, Arc::downgrade(&owner));
                         let owner = (RungId::SHM, LeaseId(lease), 10, Box::new(owner) as Owner);
-                        keeper.keep_all(vec![owner], Bounds::default()).unwrap();
+                        prop_assert!(keeper.keep_all(vec![owner], Bounds::default()).is_ok());
                     }
                     Step::Keep(_) => {}
                     Step::Release(lease) => {
@@ -243,13 +246,14 @@ mod tests {
         let keeper = Keeper::default();
         let owner = |lease, bytes| (RungId::SHM, LeaseId(lease), bytes, Box::new(()) as Owner);
         let bounds = Bounds { bytes: 100, leases: 3 };
-        keeper.keep_all(vec![owner(1, 60)], bounds).unwrap();
-        assert!(keeper.keep_all(vec![owner(2, 10), owner(3, 31)], bounds).is_err());
+        let keeps = |owners| keeper.keep_all(owners, bounds).is_ok();
+        assert!(keeps(vec![owner(1, 60)]));
+        assert!(!keeps(vec![owner(2, 10), owner(3, 31)]));
         assert_eq!(keeper.out(), (1, 60));
-        keeper.keep_all(vec![owner(2, 10), owner(3, 30)], bounds).unwrap();
-        assert!(keeper.keep_all(vec![owner(4, 0)], bounds).is_err());
+        assert!(keeps(vec![owner(2, 10), owner(3, 30)]));
+        assert!(!keeps(vec![owner(4, 0)]));
         drop(keeper.release(&RungId::SHM, LeaseId(1)));
-        keeper.keep_all(vec![owner(4, 60)], bounds).unwrap();
+        assert!(keeps(vec![owner(4, 60)]));
     }
 
     #[test]

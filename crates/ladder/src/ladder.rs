@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rung::{Carrier, Form, Offer, Reason, Refusal, Rung, RungId, Session, Trust};
+use rung::{Carrier, Form, LeaseId, Offer, Owner, Reason, Refusal, Rung, RungId, Session, Trust};
 
 /// Rungs from the highest to the lowest.
 #[derive(Debug, Clone)]
@@ -118,6 +118,15 @@ impl Sessions {
                 _ => None,
             }
         })
+    }
+
+    /// Ends a lease that was never sent: the carrier hears of it as of a receipt, since nobody else has
+    /// it, and only then its owner goes.
+    pub(crate) fn take_back(&self, rung: &RungId, lease: LeaseId, owner: Option<Owner>) {
+        if let Some(carrier) = self.carrier(rung) {
+            carrier.released(carrier.receipt(lease));
+        }
+        drop(owner);
     }
 
     /// Takes a carrier out of use for sending; whether a lower one is left.

@@ -23,7 +23,7 @@ use tier_inline::codec::{self, Splice};
 use crate::ladder::Sessions;
 use crate::route::{Leg, Route, What};
 pub(crate) use crate::survey::Blocks;
-use crate::survey::{Named, Places, Survey, address, place};
+use crate::survey::{Named, Places, Survey, Table, address, place};
 
 /// A tensor's content of a `$T` tag.
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,11 +65,12 @@ fn no_flags(flags: &u8) -> bool {
 }
 
 /// A packed value.
+#[derive(Default)]
 pub(crate) struct Packing {
     pub(crate) value: String,
     pub(crate) parcels: Vec<ParcelWire>,
     pub(crate) handles: Vec<Handle>,
-    pub(crate) owners: Vec<(RungId, LeaseId, u64, Owner)>,
+    pub(crate) owners: Vec<crate::keeper::Exported>,
     pub(crate) route: Route,
 }
 
@@ -94,13 +95,30 @@ pub(crate) fn pack(
         table: Vec::with_capacity(table.len()),
         route: Route::default(),
     };
-    let (mut parcels, mut handles, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+    let mut packing = Packing::default();
+    let packed = pack_into(&mut packing, value, table, &mut packer);
+    packing.route = packer.route;
+    if let Err(unsendable) = packed {
+        for (rung, lease, _, owner) in packing.owners {
+            sessions.take_back(&rung, lease, Some(owner));
+        }
+        return Err(unsendable);
+    }
+    Ok(packing)
+}
+
+fn pack_into(
+    packing: &mut Packing,
+    value: &Value,
+    table: Table,
+    packer: &mut Packer<'_>,
+) -> Result<(), Unsendable> {
     for (storage, first) in table {
-        let exported = export(sessions, &storage, &first)?;
+        let exported = export(packer.sessions, &storage, &first)?;
         let (rung, lease, bytes) = (exported.rung, exported.lease, storage.len() as u64);
-        owners.push((rung.clone(), lease, bytes, exported.owner));
-        parcels.push(exported.wire);
-        handles.extend(exported.handles);
+        packing.owners.push((rung.clone(), lease, bytes, exported.owner));
+        packing.parcels.push(exported.wire);
+        packing.handles.extend(exported.handles);
         packer.table.push(Carried {
             rung,
             copies: exported.copies,
@@ -109,9 +127,7 @@ pub(crate) fn pack(
             time: exported.time,
         });
     }
-    let mut text = String::new();
-    codec::encode(value, &mut text, &mut packer)?;
-    Ok(Packing { value: text, parcels, handles, owners, route: packer.route })
+    codec::encode(value, &mut packing.value, packer)
 }
 
 struct Exported {

@@ -182,7 +182,7 @@ const BUNDLES: usize = 50;
 /// Private storages up to this size share a block, which lives as long as any of them is held.
 const BUNDLE_BYTES: usize = 16 << 20;
 
-type Table = Vec<(Arc<Storage>, Named)>;
+pub(crate) type Table = Vec<(Arc<Storage>, Named)>;
 
 /// The second pass: what goes on which entry of the table.
 pub(crate) fn place(survey: Survey, blocks: Blocks) -> (Places, Table) {

@@ -207,9 +207,11 @@ fn errors_of_the_handler_are_errors_of_the_call() -> Outcome {
 
 fn what_no_rung_takes_is_named_and_comes_back() -> Outcome {
     let worker = worker()?;
-    let tensor = Tensor::from_vec(vec![1u8; 5000], &[5000]).map_err(text)?;
+    let mut born = TensorMut::new(DType::U8, &[5000]).map_err(text)?;
+    born.as_bytes_mut().fill(1);
+    let tensor = born.share().map_err(text)?;
     let value = Value::map([
-        ("image", Value::from(tensor)),
+        ("image", Value::from(tensor.clone())),
         ("weights", Value::map([("layer", Value::list(0..100_000))])),
     ]);
     let error = worker.call("echo", value.clone()).unwrap_err();
@@ -222,6 +224,8 @@ fn what_no_rung_takes_is_named_and_comes_back() -> Outcome {
     check(unsendable.refusals[0].1.reason() == Reason::TooLarge, &unsendable.refusals)?;
     check(unsendable.remedy().is_some(), "no remedy")?;
     check(error.into_value() == Some(value), "the value is lost")?;
+    // What was exported for it before the list was met is ours again.
+    check(TensorMut::reclaim(tensor).is_ok(), "memory that was never sent is not ours")?;
     // Nothing is half-sent: nothing at all is.
     check(worker.traffic().frames_sent == 1, worker.traffic())?;
     check(worker.lent() == (0, 0), worker.lent())?;
