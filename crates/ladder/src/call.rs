@@ -7,6 +7,7 @@ use rung::{Fault, Value};
 use crate::channel::{Peer, Reply};
 use crate::core::{Event, NotSent, NotYet, Work};
 use crate::error::{CallErrorKind, Ended};
+use crate::fail::reached;
 use crate::handshake::post_mortem;
 use crate::pack::{Blocks, Packing, pack};
 use crate::route::Route;
@@ -35,6 +36,7 @@ impl Peer {
                 attempt += 1;
                 let packing =
                     pack(undelivered, &core.sessions, blocks).map_err(CallErrorKind::Unsendable)?;
+                reached("call-packed");
                 rungs = rungs_of(&packing);
                 sent = self.send_call(id, attempt, nested, method, packing, deadline)?;
             }
@@ -43,7 +45,10 @@ impl Peer {
                     .wait_for(deadline, |router| router.event(id))
                     .map_err(|error| self.not_yet(error, not_taken.take()))?;
                 match event {
-                    Event::Accepted => drop(value.take()),
+                    Event::Accepted => {
+                        reached("accept-received");
+                        drop(value.take());
+                    }
                     // The peer calls back: this thread has nothing else to do.
                     Event::Nested(call) => {
                         core.perform(Work::Call(*call)).map_err(|ended| self.gone(ended))?;
@@ -75,8 +80,10 @@ impl Peer {
                 Ok((attempt, parcels, json, mut handles)) => {
                     // Whoever answers has what it was asked.
                     drop(value.take());
+                    reached("answer-received");
                     match core.take(Of::Return, id, attempt, parcels, &mut handles, deadline) {
                         Ok(table) => {
+                            reached("answer-imported");
                             let read =
                                 unpack::read(&json, &table).map_err(CallErrorKind::Malformed)?;
                             return Ok(Reply { read, sent });
@@ -115,7 +122,10 @@ impl Peer {
         let method = method.to_owned();
         let message = Message::Call { id, attempt, root: nested, method, parcels, value };
         match core.send(&message, handles, deadline) {
-            Ok(()) => Ok(route),
+            Ok(()) => {
+                reached("call-sent");
+                Ok(route)
+            }
             // The peer will get the rest, so the leases are out; what it answers is stale.
             Err(NotSent::Begun) => Err(CallErrorKind::Deadline),
             Err(error) => {

@@ -14,6 +14,7 @@ use rung::{Fault, Handle, LeaseId, Owner, ParcelWire, Reason, Receipt, RungId, V
 use worker::Process;
 
 use crate::error::Ended;
+use crate::fail::reached;
 use crate::handler::Handler;
 use crate::keeper::{Bounds, Keeper, Returns};
 use crate::ladder::Sessions;
@@ -429,6 +430,9 @@ impl Core {
             LinkError::Deadline => NotYet::Deadline,
             other => NotYet::Ended(other.into()),
         })?;
+        if !frame.handles.is_empty() {
+            reached("descriptors-received");
+        }
         let broken = |fault| {
             self.link.close();
             NotYet::Ended(Ended::Broken(fault))
@@ -445,6 +449,7 @@ impl Core {
         let mut of_receipts = handles.split_off(parcels.min(handles.len()));
         let mut ended = Vec::new();
         for wire in receipts {
+            reached("receipt-received");
             let receipt = Receipt::join(wire, &mut of_receipts).map_err(broken)?;
             let owner = self.keeper.release(&receipt.rung, receipt.lease);
             if owner.is_some() {
@@ -568,11 +573,13 @@ impl Core {
             {
                 return;
             }
+            reached("receipts-sent");
         }
     }
 
     /// Ends the channel for this side, so that the peer sees the end of the stream.
     pub(crate) fn close(&self) {
+        reached("closing");
         self.router().ended.get_or_insert(Ended::Closed);
         self.returns.close();
         self.link.close();

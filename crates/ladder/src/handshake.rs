@@ -13,6 +13,7 @@ use worker::Process;
 use crate::channel::Options;
 use crate::core::Core;
 use crate::error::{ConnectError, Ended};
+use crate::fail::reached;
 use crate::ladder::Ladder;
 use crate::wire::{self, Hello, Message, Role, VERSION};
 
@@ -47,8 +48,10 @@ pub(crate) fn shake(
     let offers = ladder.probe();
     let (json, handles) = hello(role, &offers).map_err(broken)?;
     link.send(&json, &handles, deadline).map_err(failed)?;
+    reached("hello-sent");
 
     let frame = link.receive(deadline).map_err(failed)?;
+    reached("hello-received");
     let mut handles = frame.handles;
     let (message, _) = wire::decode(&frame.json).map_err(broken)?;
     let Message::Hello(theirs) = message else {

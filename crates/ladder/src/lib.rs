@@ -48,6 +48,7 @@ mod call;
 mod channel;
 mod core;
 mod error;
+mod fail;
 mod handler;
 mod handshake;
 mod keeper;
@@ -63,6 +64,9 @@ mod wire;
 mod worker;
 
 pub use channel::{CallOptions, Channel, Peer, Reply};
+#[cfg(all(feature = "failpoints", debug_assertions))]
+pub use fail::ALL as FAILPOINTS;
+
 pub use error::{CallError, CallErrorKind, ConnectError, Ended};
 pub use handler::{Failure, Handler, Methods};
 pub use keeper::Bounds;

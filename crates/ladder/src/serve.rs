@@ -8,6 +8,7 @@ use rung::{Fault, Handle, Reason, Unsendable, Value, limits};
 use crate::channel::{Channel, Peer};
 use crate::core::{Answer, Core, Incoming, NotSent, Work};
 use crate::error::Ended;
+use crate::fail::reached;
 use crate::handler::{Failure, Handler};
 use crate::pack::{Blocks, Packing, pack};
 use crate::transfer::{ATTEMPTS, TakeError, next_blocks, rungs_of};
@@ -39,10 +40,14 @@ impl Core {
     pub(crate) fn perform(self: &Arc<Self>, work: Work) -> Result<(), Ended> {
         match work {
             Work::Call(mut call) => {
+                reached("call-received");
                 let (id, attempt) = (call.id, call.attempt);
                 let parcels = std::mem::take(&mut call.parcels);
                 match self.take(Of::Call, id, attempt, parcels, &mut call.handles, None) {
-                    Ok(table) => self.answer(&call, table),
+                    Ok(table) => {
+                        reached("accept-sent");
+                        self.answer(&call, table)
+                    }
                     Err(TakeError::Refused(_) | TakeError::Deadline) => Ok(()),
                     Err(TakeError::Ended(ended)) => Err(ended),
                 }
@@ -68,6 +73,7 @@ impl Core {
         let called = self.within(call.root, || {
             catch_unwind(AssertUnwindSafe(|| handler.call(&call.method, read.value, &peer)))
         });
+        reached("handled");
         match called {
             Ok(Ok(value)) => self.send_answer(id, 1, value, Blocks::AsTheyAre),
             Ok(Err(failure)) => self.fail(id, failure),
@@ -114,6 +120,7 @@ impl Core {
             Ok(packing) => packing,
             Err(unsendable) => return self.fail(id, unsent(&unsendable)),
         };
+        reached("answer-packed");
         let rungs = rungs_of(&packing);
         let leases = match self.keep(&mut packing) {
             Ok(leases) => leases,
@@ -130,7 +137,10 @@ impl Core {
             self.router().answers.insert(id, Answer { value, attempt, rungs });
         }
         match self.send(&message, handles, None) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                reached("answer-sent");
+                Ok(())
+            }
             Err(error) => {
                 let kept = self.router().answers.remove(&id);
                 drop(kept);

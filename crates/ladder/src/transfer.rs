@@ -7,6 +7,7 @@ use rung::{Fault, Handle, ParcelWire, Reason, RungId};
 
 use crate::core::{Core, NotSent};
 use crate::error::Ended;
+use crate::fail::reached;
 use crate::pack::{Blocks, Packing};
 use crate::unpack::{self, Entry, NotTaken};
 use crate::wire::{Message, Of};
@@ -41,6 +42,7 @@ impl Core {
         };
         match unpack::import(&self.sessions, &self.returns, parcels, handles) {
             Ok(table) => {
+                reached("call-imported");
                 let accepted =
                     self.send(&Message::Accept { of, id, attempt }, Vec::new(), deadline);
                 // An answer that is here is here, whatever became of whoever sent it.
