@@ -1,7 +1,9 @@
 //! A proven connection: calls one way, answers the other.
 
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -135,7 +137,8 @@ impl Channel {
         }
     }
 
-    /// The channel to the host, if this process was spawned as a worker.
+    /// The channel to the host, if this process was spawned as a worker, or [invited](crate::Listener)
+    /// as one.
     ///
     /// To be asked once, at the beginning of `main`:
     ///
@@ -171,13 +174,35 @@ impl Channel {
         ladder: &Ladder,
         trust: Option<PeerTrust>,
     ) -> Result<Option<Self>, ConnectError> {
+        let options = Options::default();
+        if let Some(link) = invited(options.handshake)? {
+            // Whoever listens said nothing of what it runs.
+            let trust = trust.map_or(Trust::none(), Trust::carrying);
+            return Self::connect(link, Role::Worker, ladder, &trust, options, None, None)
+                .map(Some);
+        }
         let Some(link) = worker::attach()? else {
             return Ok(None);
         };
         let known = || PeerTrust::same_executable(worker::host_pid()?).ok();
         let trust = trust.or_else(known).map_or(Trust::none(), Trust::carrying);
-        Self::connect(link, Role::Worker, ladder, &trust, Options::default(), None, None).map(Some)
+        Self::connect(link, Role::Worker, ladder, &trust, options, None, None).map(Some)
     }
+}
+
+/// A link to the listener that this process was invited by, if it was; the first time it is asked.
+fn invited(limit: Duration) -> Result<Option<Link>, ConnectError> {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    let variable = |name| std::env::var(name).ok();
+    let invitation = variable(link::outside::ADDRESS).zip(variable(link::outside::KEY));
+    let Some((address, key)) = invitation else { return Ok(None) };
+    if ASKED.swap(true, Ordering::Relaxed) {
+        return Ok(None);
+    }
+    let deadline = Instant::now().checked_add(limit);
+    link::outside::connect(Path::new(&address), &key, deadline)
+        .map(Some)
+        .map_err(|error| ConnectError::Ended(error.into(), None))
 }
 
 impl Peer {

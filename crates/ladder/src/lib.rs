@@ -53,6 +53,7 @@ mod handler;
 mod handshake;
 mod keeper;
 mod ladder;
+mod outside;
 mod pack;
 mod pool;
 mod route;
@@ -71,6 +72,7 @@ pub use error::{CallError, CallErrorKind, ConnectError, Ended};
 pub use handler::{Failure, Handler, Methods};
 pub use keeper::Bounds;
 pub use ladder::Ladder;
+pub use outside::Listener;
 pub use route::{Leg, Route, What};
 pub use worker::{Worker, WorkerBuilder};
 

@@ -54,6 +54,12 @@ fn check(length: usize, handles: usize) -> Result<(), Fault> {
     Ok(())
 }
 
+impl Default for Decoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Bytes and descriptors in, frames out.
 ///
 /// Invariants between calls of [`Self::next_frame`]:
@@ -62,8 +68,10 @@ fn check(length: usize, handles: usize) -> Result<(), Fault> {
 ///   frame yet.
 /// - **F2** `handles` are what came and are in no frame yet: of the frames begun in
 ///   `buffer[start..filled]`, in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Decoder {
+    /// Bytes of a frame's JSON, at most.
+    limit: usize,
     buffer: Vec<u8>,
     start: usize,
     filled: usize,
@@ -74,7 +82,18 @@ impl Decoder {
     /// With nothing in it.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            limit: FRAME_BYTES,
+            buffer: Vec::new(),
+            start: 0,
+            filled: 0,
+            handles: VecDeque::new(),
+        }
+    }
+
+    /// Takes no frames larger than this, from now on: for peers that have yet to say who they are.
+    pub fn limit(&mut self, bytes: usize) {
+        self.limit = bytes.min(FRAME_BYTES);
     }
 
     /// Room for what comes next: to be filled from the front, then told to [`Self::filled`].
@@ -131,6 +150,10 @@ impl Decoder {
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
         let count = usize::from(u16::from_be_bytes([c0, c1]));
         check(length, count)?;
+        if length > self.limit {
+            let detail = format!("a frame of {length} bytes, at most {}", self.limit);
+            return Err(Fault::new(Reason::OverCap, detail));
+        }
         // They ride the first byte, which is here.
         if self.handles.len() < count {
             return Err(Fault::new(

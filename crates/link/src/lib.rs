@@ -40,11 +40,15 @@
 #[cfg(unix)]
 mod error;
 pub mod frame;
+#[cfg(target_os = "linux")]
+pub mod outside;
 #[cfg(unix)]
 mod socket;
 
 #[cfg(unix)]
 pub use error::LinkError;
 pub use frame::Frame;
+#[cfg(target_os = "linux")]
+pub use outside::Listener;
 #[cfg(unix)]
 pub use socket::{Link, Traffic};

@@ -163,6 +163,11 @@ impl Link {
         self
     }
 
+    /// Takes no frames larger than this, from now on.
+    pub fn limit_frames(&self, bytes: usize) {
+        lock(&self.inbox).decoder.limit(bytes);
+    }
+
     /// What crossed so far.
     #[must_use]
     pub fn traffic(&self) -> Traffic {

@@ -375,6 +375,34 @@ fn a_drip_of_receipts_puts_no_deadline_off() -> Outcome {
     })
 }
 
+/// A worker that somebody else starts, with the invitation in its environment and nowhere else.
+fn an_invited_worker_serves() -> Outcome {
+    let listener = ladder::Listener::bind().map_err(text)?;
+    let invitation = listener.invitation();
+    let mut child = std::process::Command::new("/proc/self/exe")
+        .env(ROLE, "serve")
+        .envs(invitation.clone())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .map_err(text)?;
+    let outcome = (|| {
+        let channel = listener.accept(LONG).map_err(text)?;
+        let tensor = shared()?;
+        let value = Value::list([tensor.clone(), tensor]);
+        let reply = channel.call("echo", value.clone()).map_err(text)?;
+        check(*reply.value() == value, "another value")?;
+        check(reply.sent().legs.iter().all(|leg| leg.copies == 0), reply.sent())?;
+        // Neither the key nor the address is there for every user to read.
+        let line = std::fs::read(format!("/proc/{}/cmdline", child.id())).map_err(text)?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        check(invitation.iter().all(|(_, secret)| !line.contains(secret.as_str())), line)
+    })();
+    let ended = child.wait().map_err(text)?;
+    outcome?;
+    check(ended.success(), ended)
+}
+
 fn main() -> ExitCode {
     if let Ok(role) = std::env::var(ROLE) {
         return act(&role);
@@ -392,6 +420,7 @@ fn main() -> ExitCode {
             a_child_that_keeps_the_socket_keeps_nothing_alive,
         ),
         trial("a_worker_that_closes_its_socket_is_gone", a_worker_that_closes_its_socket_is_gone),
+        trial("an_invited_worker_serves", an_invited_worker_serves),
         trial("a_drip_of_receipts_puts_no_deadline_off", a_drip_of_receipts_puts_no_deadline_off),
     ])
 }
