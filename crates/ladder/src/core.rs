@@ -414,11 +414,23 @@ impl Core {
         }
     }
 
+    /// Has a message sent by the thread that sends receipts: whoever reads must not wait for a peer
+    /// that does not. Gives the leases of some parcels back with it.
+    fn post(&self, message: Message, parcels: &[ParcelWire]) {
+        if !self.returns.post(message, leases_of(parcels)) {
+            let detail = "the peer asks for more messages than it reads";
+            let broken = Ended::Broken(Fault::new(Reason::OverCap, detail));
+            self.router().ended.get_or_insert(broken);
+            self.link.close();
+            self.changed.notify_all();
+        }
+    }
+
     /// Answers a call with an error, unopened.
     fn refuse(&self, call: Incoming, code: &str, text: String) {
         tracing::warn!(method = call.method, code, "a call was refused: {text}");
         let message = Message::Error { id: call.id, code: code.to_owned(), text };
-        self.returns.post(message, leases_of(&call.parcels));
+        self.post(message, &call.parcels);
     }
 
     /// One message, and the owners of the leases that came home with it.
@@ -475,12 +487,11 @@ impl Core {
         Ok((message, handles, ended))
     }
 
-    /// Gives the leases of a message back unopened, and lets its sender forget it. Sent by the thread
-    /// that sends receipts: whoever reads must not wait for a peer that does not.
+    /// Gives the leases of a message back unopened, and lets its sender forget it.
     fn send_back(&self, stale: Stale) {
         tracing::debug!(call = stale.id, "an answer came too late and was dropped");
         let message = Message::Accept { of: Of::Return, id: stale.id, attempt: stale.attempt };
-        self.returns.post(message, leases_of(&stale.parcels));
+        self.post(message, &stale.parcels);
     }
 
     /// Sends a message, with the receipts that wait to ride along.

@@ -11,6 +11,9 @@ use crate::wire::Message;
 /// How long a receipt may wait for a frame to ride on.
 const RIDE: Duration = Duration::from_millis(2);
 
+/// Messages that may wait to be sent on behalf of readers.
+const POSTED: usize = 1024;
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing under these locks is half done when somebody panics.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -137,14 +140,21 @@ impl Returns {
         }
     }
 
-    /// A message for the thread that sends receipts to send, and leases that go home with it.
-    pub(crate) fn post(&self, message: Message, leases: Vec<(RungId, LeaseId)>) {
+    /// A message for the thread that sends receipts to send, and leases that go home with it; false
+    /// where so many wait that the peer must have stopped reading.
+    #[must_use]
+    pub(crate) fn post(&self, message: Message, leases: Vec<(RungId, LeaseId)>) -> bool {
         let mut queue = lock(&self.queue);
-        if !queue.closed {
-            queue.waiting.extend(leases);
-            queue.posted.push(message);
-            self.pushed.notify_one();
+        if queue.closed {
+            return true;
         }
+        queue.waiting.extend(leases);
+        if queue.posted.len() >= POSTED {
+            return false;
+        }
+        queue.posted.push(message);
+        self.pushed.notify_one();
+        true
     }
 
     /// Waits until some leases have waited long enough for a frame to ride on, or messages were
@@ -254,6 +264,24 @@ mod tests {
         assert!(!keeps(vec![owner(4, 0)]));
         drop(keeper.release(&RungId::SHM, LeaseId(1)));
         assert!(keeps(vec![owner(4, 60)]));
+    }
+
+    /// An owner may hold anything, a channel too: its end must be able to look at the table (L7).
+    #[test]
+    fn owners_go_outside_the_lock() {
+        struct Looks(Arc<Keeper>);
+        impl Drop for Looks {
+            fn drop(&mut self) {
+                assert_eq!(self.0.out().0, 0);
+            }
+        }
+        let _dog = testkit::Watchdog::new("owners_go_outside_the_lock", Duration::from_secs(20));
+        let keeper = Arc::new(Keeper::default());
+        let owner: Owner = Box::new(Looks(Arc::clone(&keeper)));
+        assert!(
+            keeper.keep_all(vec![(RungId::SHM, LeaseId(1), 1, owner)], Bounds::default()).is_ok()
+        );
+        drop(keeper.release(&RungId::SHM, LeaseId(1)));
     }
 
     #[test]

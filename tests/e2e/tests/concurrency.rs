@@ -191,6 +191,16 @@ fn nesting(rounds: usize, heavy_every: usize) -> Outcome {
     check(bounced.load(Ordering::Relaxed) > 0, "the bound was never reached")
 }
 
+/// Deeper than any pool: each call runs on the thread that waits in its root.
+fn forty_levels_need_no_more_threads_than_one() -> Outcome {
+    let worker = worker()?;
+    let argument =
+        Value::map([("level", Value::from(40)), ("trace", "".into()), ("load", Value::Null)]);
+    let reply = worker.call("nest", argument).map_err(text)?;
+    let trace = reply.value().get("trace").and_then(Value::as_str).unwrap_or_default();
+    check(trace.split('/').count() == 41, trace)
+}
+
 fn is_bound(error: &CallError) -> bool {
     match error.kind() {
         CallErrorKind::OverBound(_) => true,
@@ -409,6 +419,10 @@ fn main() -> ExitCode {
     }
     run_serially(vec![
         trial("two_threads_nest_calls_both_ways", || nesting(5_000, 2_500)),
+        trial(
+            "forty_levels_need_no_more_threads_than_one",
+            forty_levels_need_no_more_threads_than_one,
+        ),
         trial("a_worker_calls_an_idle_host", a_worker_calls_an_idle_host),
         trial("a_host_without_a_handler_says_so", a_host_without_a_handler_says_so),
         trial("a_slow_call_delays_no_other", a_slow_call_delays_no_other),

@@ -52,10 +52,16 @@ pub const KINDS: &[(&str, &str, bool)] = &[
     ("unknown-storage", "no such storage in the message: 3 of 1", true),
     ("unknown-tag", "unknown tag: \"Q\"", true),
     ("unknown-rung", "no such rung is open: warp", true),
+    ("set-of-tensors", "a set with an item twice, or a tensor in one", true),
+    ("nested-without-end", "nested too deeply", true),
+    ("zeros-without-end", "more than 1000000 values in one", true),
+    ("one-block-copied-many-times", "more bytes to copy than the message has", true),
+    ("refuses-everything", "the peer could not take it: I do not like it", true),
+    ("floods-with-calls", "more messages than it reads", true),
 ];
 
 /// Kinds that never answer: the host's deadline is what ends them.
-pub const SILENT: &[&str] = &["hangs-at-once", "hangs-in-the-call"];
+pub const SILENT: &[&str] = &["hangs-at-once", "hangs-in-the-call", "chatters-in-the-call"];
 
 const HELLO: &str = r#"{"v":1,"k":"hello","role":"worker","p":[1,1],"lib":"0.0.0","offers":[{"r":"shm","m":1},{"r":"inline","m":1}]}"#;
 
@@ -76,7 +82,12 @@ impl Wire {
         if !borrowed.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&borrowed));
         }
-        let _ = sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+        let sent = sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+        match sent {
+            Ok(sent) => self.raw(&bytes[sent..]),
+            // The host is done with us.
+            Err(_) => std::process::exit(0),
+        }
     }
 
     fn raw(&mut self, bytes: &[u8]) {
@@ -132,11 +143,32 @@ pub fn act(kind: &str) -> ! {
     wire.frame(HELLO, &[]);
     // The call.
     let _ = wire.hear();
+    if kind == "refuses-everything" {
+        for attempt in 1.. {
+            let json = format!(
+                r#"{{"v":1,"k":"nack","of":"call","id":1,"n":{attempt},"s":0,"why":"whim","text":"I do not like it"}}"#
+            );
+            wire.frame(&json, &[]);
+            if wire.hear().is_none() {
+                std::process::exit(0);
+            }
+        }
+    }
     let accept = r#"{"v":1,"k":"acc","of":"call","id":1,"n":1}"#;
     wire.frame(accept, &[]);
     match kind {
         "hangs-in-the-call" => sleep_for_ever(),
         "dies-in-the-call" => std::process::abort(),
+        "chatters-in-the-call" => loop {
+            wire.frame(r#"{"v":1,"k":"rel","rel":[]}"#, &[]);
+        },
+        // Never reads, so whatever is said to it waits.
+        "floods-with-calls" => {
+            for id in 1..1_000_000 {
+                let json = format!(r#"{{"v":1,"k":"call","id":{id},"n":1,"m":"x","p":[],"a":1}}"#);
+                wire.frame(&json, &[]);
+            }
+        }
         "cut-answer" => wire.raw(b"\0\0\0\x64\0\0{\"half\":1,"),
         "frame-without-its-descriptor" => wire.declared(&answer(1, "shm", 1, TENSOR), 1, &[]),
         "descriptor-no-frame-declares" => {
@@ -205,6 +237,20 @@ fn answers(kind: &str, wire: &mut Wire) {
             }
             "unknown-storage" => {
                 (answer(1, "shm", 1, &TENSOR.replace("\"s\":0", "\"s\":3")), good())
+            }
+            "set-of-tensors" => {
+                (answer(1, "shm", 1, &format!("{{\"$s\":[{TENSOR},{TENSOR}]}}")), good())
+            }
+            "nested-without-end" => {
+                let value = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+                (answer(1, "shm", 1, &value), good())
+            }
+            "zeros-without-end" => {
+                (answer(1, "shm", 1, &format!("[0{}]", ",0".repeat(1_500_000))), good())
+            }
+            "one-block-copied-many-times" => {
+                let tag = r#"{"$S":{"s":0,"n":4096}}"#;
+                (answer(1, "shm", 1, &format!("[{tag}{}]", format!(",{tag}").repeat(50))), good())
             }
             "unknown-tag" => (answer(1, "shm", 1, r#"{"$Q":1}"#), good()),
             "unknown-rung" => (answer(attempt, "warp", 1, TENSOR), good()),
