@@ -253,13 +253,18 @@ impl Core {
         }
         self.router().waiting += 1;
         let outcome = self.wait_and_read(deadline, &mut pick);
+        self.router().waiting -= 1;
+        self.wake_parked();
+        outcome
+    }
+
+    /// Wakes the parked thread where nobody else reads and something may come.
+    fn wake_parked(&self) {
         let mut router = self.router();
-        router.waiting -= 1;
         if router.waiting == 0 && router.parked && self.is_worth_reading() {
             router.parked = false;
             self.unread.notify_one();
         }
-        outcome
     }
 
     /// Whether anything may come that nobody waits for: a call, a receipt, or an answer that came too
@@ -273,6 +278,8 @@ impl Core {
     /// A call of ours is given up before its answer came.
     pub(crate) fn give_up(&self) {
         self.given_up.fetch_add(1, Ordering::Relaxed);
+        // Nobody waits for it any more: somebody has to read it all the same.
+        self.wake_parked();
     }
 
     fn was_answered_late(&self) {

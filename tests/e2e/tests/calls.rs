@@ -40,8 +40,10 @@ fn work(channel: &Channel) -> ExitCode {
         .on("error", |_| Err("file not found".into()))
         .on("panic", |_| panic!("at the disco"))
         .on("sleep", |value| {
-            std::thread::sleep(Duration::from_millis(value.as_i64().unwrap_or(0) as u64));
-            Ok(Value::from(Tensor::from_vec(vec![1u8; 10_000], &[10_000])?))
+            let millis = value.as_i64().unwrap_or(0);
+            std::thread::sleep(Duration::from_millis(millis as u64));
+            // So that one answer can be told from another.
+            Ok(Value::from(Tensor::from_vec(vec![millis as u8; 10_000], &[10_000])?))
         })
         .on("exit", |_| std::process::exit(3))
         .on("abort", |_| std::process::abort())
@@ -75,7 +77,8 @@ fn worker() -> Result<Worker, String> {
 
 fn any_value_comes_back() -> Outcome {
     let worker = worker()?;
-    let mut runner = TestRunner::new(Config { cases: 300, ..Config::default() });
+    let mut runner =
+        TestRunner::new(Config { cases: 300, failure_persistence: None, ..Config::default() });
     runner
         .run(&testkit::values::any_value(), |value| {
             let reply = worker.call("echo", value.clone()).unwrap();
@@ -245,7 +248,13 @@ fn a_late_answer_is_dropped_and_the_next_call_gets_its_own() -> Outcome {
         check(error.is_deadline(), error.kind())?;
         let reply = worker.call("echo", tensor.clone()).map_err(text)?;
         check(*reply.value() == Value::from(tensor.clone()), "another call's answer")?;
+        // This one waits when the late answer comes.
+        let reply = worker.call("sleep", 250).map_err(text)?;
+        let fill = reply.value().as_tensor().ok_or("a tensor")?.to_vec::<u8>().map_err(text)?[0];
+        check(fill == 250, ("another call's answer", fill))?;
     }
+    let error = worker.call_with("sleep", 200, options).unwrap_err();
+    check(error.is_deadline(), error.kind())?;
     // The last late answer comes while nobody calls. Its memory goes back all the same: the worker
     // keeps nothing for us, and we nothing for it.
     std::thread::sleep(Duration::from_millis(250));
@@ -315,7 +324,7 @@ fn an_answer_outlives_its_worker() -> Outcome {
     let exit = worker.shutdown(LONG);
     check(exit.status.success(), text(exit))?;
     let tensor = tensor.as_tensor().cloned().ok_or("a tensor")?;
-    check(tensor.as_slice::<u8>().map_err(text)? == [1; 10_000], "other elements")
+    check(tensor.as_slice::<u8>().map_err(text)? == [0; 10_000], "other elements")
 }
 
 fn bulk_never_crosses_the_socket() -> Outcome {
