@@ -19,7 +19,7 @@ impl Sealed {
     ///
     /// # Errors
     ///
-    /// As [`Draft::new`].
+    /// As [`Draft::new`](crate::Draft::new).
     pub fn copy_from(bytes: &[u8]) -> Result<Self, Refusal> {
         Self::build(bytes.len(), |filling| filling.write(bytes))
     }
@@ -29,7 +29,7 @@ impl Sealed {
     ///
     /// # Errors
     ///
-    /// As [`Draft::new`], what `fill` answers, and [`Reason::ShapeMismatch`] where it wrote another
+    /// As [`Draft::new`](crate::Draft::new), what `fill` answers, and [`Reason::ShapeMismatch`] where it wrote another
     /// number of bytes.
     pub fn build(
         len: usize,
