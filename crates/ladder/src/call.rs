@@ -51,7 +51,13 @@ impl Peer {
                     }
                     // The peer calls back: this thread has nothing else to do.
                     Event::Nested(call) => {
-                        core.perform(Work::Call(*call)).map_err(|ended| self.gone(ended))?;
+                        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                            let text = "the call that it belongs to was given up".into();
+                            core.refuse(*call, "abandoned", text);
+                            return Err(CallErrorKind::Deadline);
+                        }
+                        let done = core.perform(Work::Call(*call), deadline);
+                        done.map_err(|ended| self.gone(ended))?;
                     }
                     // About an attempt that is superseded, or after all was accepted.
                     Event::Refused { attempt: of, .. } if of != attempt || value.is_none() => {}

@@ -25,8 +25,17 @@ use crate::wire::{self, Message, Of, Role, Root};
 /// How long the socket may stay unread before the parked thread takes over.
 const TAKE_OVER: Duration = Duration::from_millis(1);
 
-/// What may wait for one call of ours: more is a peer that floods us.
+/// What may wait for one call of ours, in messages and by [`cost`]: more is a peer that floods us.
 const EVENTS: usize = 256;
+const EVENTS_COST: usize = 128 << 20;
+
+/// How deep our calls may be nested in one root: each is a part of one thread's stack.
+const NESTED: usize = 64;
+
+/// What a message costs to keep: descriptors are far rarer than bytes.
+fn cost(value: &str, handles: &VecDeque<Handle>) -> usize {
+    value.len() + (256 << 10) * handles.len()
+}
 
 /// What came for one of our calls.
 #[derive(Debug)]
@@ -59,7 +68,7 @@ pub(crate) enum Work {
     /// The caller could not take our answer.
     AnswerRefused {
         id: u64,
-        attempt: u32,
+        answer: Answer,
         storage: usize,
         code: String,
         text: String,
@@ -91,6 +100,8 @@ pub(crate) struct Answer {
 struct InFlight {
     root: Root,
     events: VecDeque<Event>,
+    /// Of the events that came since the last one was taken and none was left.
+    cost: usize,
 }
 
 #[derive(Debug, Default)]
@@ -103,6 +114,8 @@ pub(crate) struct Router {
     read: u64,
     /// Whether the parked thread waits to be woken, rather than looking again soon.
     parked: bool,
+    /// Nobody calls or serves any more; what comes is still read, until the end of the stream.
+    closing: bool,
     ended: Option<Ended>,
     calls: HashMap<u64, InFlight>,
     /// Our calls that wait in each root, the innermost last.
@@ -118,14 +131,14 @@ impl Router {
         self.next_call += 1;
         let id = self.next_call;
         let root = nested.unwrap_or(Root { side: mine, id });
-        self.calls.insert(id, InFlight { root, events: VecDeque::new() });
+        self.calls.insert(id, InFlight { root, events: VecDeque::new(), cost: 0 });
         self.roots.entry(root).or_default().push(id);
         id
     }
 
     /// What comes for it from now on is stale; so is what came and was not looked at.
     fn finish(&mut self, call: u64) -> VecDeque<Event> {
-        let Some(InFlight { root, events }) = self.calls.remove(&call) else {
+        let Some(InFlight { root, events, .. }) = self.calls.remove(&call) else {
             return VecDeque::new();
         };
         if let Some(waiting) = self.roots.get_mut(&root) {
@@ -138,13 +151,25 @@ impl Router {
     }
 
     pub(crate) fn event(&mut self, call: u64) -> Option<Event> {
-        self.calls.get_mut(&call)?.events.pop_front()
+        let flight = self.calls.get_mut(&call)?;
+        let event = flight.events.pop_front();
+        if flight.events.is_empty() {
+            flight.cost = 0;
+        }
+        event
     }
 
     /// Adds an event to a call in flight; given back where there is no such call.
     fn deliver(&mut self, call: u64, event: Event) -> Option<Event> {
         let Some(flight) = self.calls.get_mut(&call) else { return Some(event) };
-        if flight.events.len() >= EVENTS {
+        flight.cost = flight.cost.saturating_add(match &event {
+            Event::Returned { value, handles, .. } => cost(value, handles),
+            Event::Nested(call) => cost(&call.value, &call.handles),
+            _ => 0,
+        });
+        // One is always taken: a frame has a cap of its own.
+        let too_much = flight.cost > EVENTS_COST && !flight.events.is_empty();
+        if flight.events.len() >= EVENTS || too_much {
             self.ended.get_or_insert(Ended::Broken(Fault::new(
                 Reason::OverCap,
                 "more than anybody could have to say about one call",
@@ -261,7 +286,7 @@ impl Core {
     /// Wakes the parked thread where nobody else reads and something may come.
     fn wake_parked(&self) {
         let mut router = self.router();
-        if router.waiting == 0 && router.parked && self.is_worth_reading() {
+        if router.waiting == 0 && router.parked && (router.closing || self.is_worth_reading()) {
             router.parked = false;
             self.unread.notify_one();
         }
@@ -299,6 +324,9 @@ impl Core {
             }
             if let Some(ended) = &router.ended {
                 return Err(NotYet::Ended(ended.clone()));
+            }
+            if router.closing {
+                return Err(NotYet::Ended(Ended::Closed));
             }
             // Asked here, so that a peer that never stops sending does not put it off.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -345,10 +373,16 @@ impl Core {
                 router.read += 1;
                 effects = dispatch(&mut router, self, message, handles);
                 effects.owners = owners;
+                if router.ended.is_some() {
+                    // Nobody will read any more: the peer should see so.
+                    self.link.close_for_sending();
+                }
             }
             Err(NotYet::Deadline) => in_time = false,
             Err(NotYet::Ended(ended)) => {
                 self.router().ended.get_or_insert(ended);
+                // The peer should see so; what it does then is still to be seen (L3).
+                self.link.close_for_sending();
             }
         }
         drop(reading);
@@ -367,7 +401,7 @@ impl Core {
             if router.ended.is_some() {
                 return;
             }
-            if router.waiting > 0 || !self.is_worth_reading() {
+            if router.waiting > 0 || !(router.closing || self.is_worth_reading()) {
                 router.parked = true;
                 drop(self.unread.wait(router).unwrap_or_else(PoisonError::into_inner));
                 continue;
@@ -423,7 +457,7 @@ impl Core {
 
     /// Has a message sent by the thread that sends receipts: whoever reads must not wait for a peer
     /// that does not. Gives the leases of some parcels back with it.
-    fn post(&self, message: Message, parcels: &[ParcelWire]) {
+    pub(crate) fn post(&self, message: Message, parcels: &[ParcelWire]) {
         if !self.returns.post(message, leases_of(parcels)) {
             let detail = "the peer asks for more messages than it reads";
             let broken = Ended::Broken(Fault::new(Reason::OverCap, detail));
@@ -434,7 +468,7 @@ impl Core {
     }
 
     /// Answers a call with an error, unopened.
-    fn refuse(&self, call: Incoming, code: &str, text: String) {
+    pub(crate) fn refuse(&self, call: Incoming, code: &str, text: String) {
         tracing::warn!(method = call.method, code, "a call was refused: {text}");
         let message = Message::Error { id: call.id, code: code.to_owned(), text };
         self.post(message, &call.parcels);
@@ -541,6 +575,8 @@ impl Core {
             LinkError::Deadline => NotSent::Deadline,
             LinkError::Begun => NotSent::Begun,
             LinkError::OverCap(text) => NotSent::OverCap(text),
+            // Nothing of it is out, and the link is as it was: too many descriptors on their way, say.
+            LinkError::System(call, error) => NotSent::OverCap(format!("{call} failed: {error}")),
             other => NotSent::Ended(other.into()),
         })
     }
@@ -580,15 +616,21 @@ impl Core {
     /// closed.
     pub(crate) fn flush_receipts(&self) {
         while let Some(posted) = self.returns.overdue() {
+            let mut outcome = Ok(());
             for message in posted {
-                if self.send(&message, Vec::new(), None).is_err() {
-                    return;
-                }
+                outcome = outcome.and_then(|()| self.send(&message, Vec::new(), None));
             }
             let leases = self.returns.take();
-            if !leases.is_empty()
-                && self.write(&Message::Receipts, &leases, &mut Vec::new(), None).is_err()
-            {
+            if !leases.is_empty() {
+                let sent = self.write(&Message::Receipts, &leases, &mut Vec::new(), None);
+                outcome = outcome.and(sent);
+            }
+            if let Err(NotSent::Ended(_)) = outcome {
+                // Without receipts the peer would keep everything for ever. After a goodbye nothing can
+                // be sent, and what the peer still says is read.
+                if !self.router().closing {
+                    self.link.close();
+                }
                 return;
             }
             reached("receipts-sent");
@@ -607,8 +649,9 @@ impl Core {
 
     /// Nothing more is said, and the peer sees so; what it says is still heard.
     pub(crate) fn say_goodbye(&self) {
-        self.router().ended.get_or_insert(Ended::Closed);
+        self.router().closing = true;
         self.link.close_for_sending();
+        self.changed.notify_all();
         self.unread.notify_all();
     }
 
@@ -661,7 +704,12 @@ fn dispatch(
             let root = root.unwrap_or(Root { side: core.role.other(), id });
             let call = Incoming { id, attempt, root, method, parcels, value, handles };
             let waits = router.roots.get(&root).and_then(|calls| calls.last()).copied();
+            let depth = router.roots.get(&root).map_or(0, Vec::len);
             match waits {
+                Some(_) if depth > NESTED => {
+                    let text = format!("calls are nested more than {NESTED} deep");
+                    effects.refused = Some(Refused { call, code: "too-deep", text });
+                }
                 Some(ours) => {
                     let event = Event::Nested(Box::new(call));
                     if let Some(Event::Nested(call)) = router.deliver(ours, event) {
@@ -701,9 +749,14 @@ fn dispatch(
             }
         }
         Message::Refuse { of: Of::Return, id, attempt, storage, reason, text } => {
-            let code = reason;
-            let work = Work::AnswerRefused { id, attempt, storage, code, text };
-            effects.spawn = router.pool.push(work);
+            // Only of an answer that is out, so there are never more of these than answers.
+            let current = router.answers.get(&id).is_some_and(|answer| answer.attempt == attempt);
+            let answer = if current { router.answers.remove(&id) } else { None };
+            if let Some(answer) = answer {
+                let code = reason;
+                let work = Work::AnswerRefused { id, answer, storage, code, text };
+                effects.spawn = router.pool.push(work);
+            }
         }
         // A second hello says nothing that the first did not; receipts are done with already.
         Message::Hello(_) | Message::Receipts => {}

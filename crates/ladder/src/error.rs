@@ -103,7 +103,7 @@ pub enum CallErrorKind {
     /// A leaf that no rung takes; nothing was sent.
     #[error(transparent)]
     Unsendable(Unsendable),
-    /// More metadata than a frame holds; nothing was sent.
+    /// More metadata than a frame holds, or more than the system could send; nothing was sent.
     #[error("{0}")]
     OverCap(String),
     /// The peer would be lent more than the channel's bounds allow; nothing was sent.

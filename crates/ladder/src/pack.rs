@@ -169,7 +169,8 @@ fn export(
                         });
                     }
                     Err(fault) => {
-                        declined.push((id.clone(), Refusal::new(fault.reason(), fault.detail())));
+                        sessions.take_back(id, lease, Some(packed.owner));
+                        declined.push((id.clone(), fault.into()));
                     }
                 }
             }
@@ -329,7 +330,7 @@ impl Splice for Packer<'_> {
             kind: value.kind().to_owned(),
             refusals: vec![(RungId::INLINE, refusal)],
         };
-        let unwritten = |fault: Fault| refused(Refusal::new(fault.reason(), fault.detail()));
+        let unwritten = |fault: Fault| refused(fault.into());
         match value {
             Value::Tensor(tensor) => {
                 let tag = self.tensor(tensor, path).map_err(refused)?;

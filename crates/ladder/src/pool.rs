@@ -97,8 +97,14 @@ impl Core {
             .spawn(move || core.serve_while(Some(IDLE)));
         if let Err(error) = started {
             tracing::error!("no thread to serve with: {error}");
-            // What was queued for it waits for the next one that is idle.
-            self.router().pool.servers -= 1;
+            let mut router = self.router();
+            router.pool.servers -= 1;
+            // What was queued for it: nobody else may come by.
+            let left = router.pool.work.pop_back();
+            drop(router);
+            if let Some(Work::Call(call)) = left {
+                self.refuse(call, "busy", "no thread could be started".into());
+            }
         }
     }
 
@@ -129,7 +135,7 @@ impl Core {
                     }
                 }
             };
-            if let Err(ended) = self.perform(work) {
+            if let Err(ended) = self.perform(work, None) {
                 tracing::debug!("while serving: {ended}");
             }
             self.router().pool.idle += 1;

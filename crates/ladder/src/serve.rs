@@ -2,8 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
-use rung::{Fault, Handle, Reason, Unsendable, Value, limits};
+use rung::{Fault, Reason, Value, limits};
 
 use crate::channel::{Channel, Peer};
 use crate::core::{Answer, Core, Incoming, NotSent, Work};
@@ -36,38 +37,50 @@ impl Channel {
 }
 
 impl Core {
-    /// Does one piece of work of the peer's.
-    pub(crate) fn perform(self: &Arc<Self>, work: Work) -> Result<(), Ended> {
+    /// Does one piece of work of the peer's; what is said for it is said by the deadline of the call
+    /// that waits meanwhile, if one does.
+    pub(crate) fn perform(
+        self: &Arc<Self>,
+        work: Work,
+        deadline: Option<Instant>,
+    ) -> Result<(), Ended> {
         match work {
             Work::Call(mut call) => {
                 reached("call-received");
                 let (id, attempt) = (call.id, call.attempt);
                 let parcels = std::mem::take(&mut call.parcels);
-                match self.take(Of::Call, id, attempt, parcels, &mut call.handles, None) {
+                match self.take(Of::Call, id, attempt, parcels, &mut call.handles, deadline) {
                     Ok(table) => {
                         reached("accept-sent");
-                        self.answer(&call, table)
+                        self.answer(&call, table, deadline)
                     }
                     Err(TakeError::Refused(_) | TakeError::Deadline) => Ok(()),
                     Err(TakeError::Ended(ended)) => Err(ended),
                 }
             }
-            Work::AnswerRefused { id, attempt, storage, code, text } => {
-                self.answer_again(id, attempt, storage, &code, &text)
+            Work::AnswerRefused { id, answer, storage, code, text } => {
+                self.answer_again(id, answer, storage, &code, &text)
             }
         }
     }
 
-    fn answer(self: &Arc<Self>, call: &Incoming, table: Vec<Entry>) -> Result<(), Ended> {
+    fn answer(
+        self: &Arc<Self>,
+        call: &Incoming,
+        table: Vec<Entry>,
+        deadline: Option<Instant>,
+    ) -> Result<(), Ended> {
         let id = call.id;
         let read = match unpack::read(&call.value, &table) {
             Ok(read) => read,
-            Err(fault) => return self.fail(id, Failure::new("malformed", fault.to_string())),
+            Err(fault) => {
+                return self.fail(id, deadline, Failure::new("malformed", fault.to_string()));
+            }
         };
         // What the value does not hold on to goes back now.
         drop(table);
         let Some(handler) = self.handler.get() else {
-            return self.fail(id, Failure::new("no-handler", "this side takes no calls"));
+            return self.fail(id, deadline, Failure::new("no-handler", "this side takes no calls"));
         };
         let peer = Peer::of(self);
         let called = self.within(call.root, || {
@@ -75,8 +88,8 @@ impl Core {
         });
         reached("handled");
         match called {
-            Ok(Ok(value)) => self.send_answer(id, 1, value, Blocks::AsTheyAre),
-            Ok(Err(failure)) => self.fail(id, failure),
+            Ok(Ok(value)) => self.send_answer(id, 1, value, Blocks::AsTheyAre, deadline),
+            Ok(Err(failure)) => self.fail(id, deadline, failure),
             Err(panic) => {
                 let text = panic
                     .downcast_ref::<&str>()
@@ -85,23 +98,24 @@ impl Core {
                     .unwrap_or_else(|| "no message".into());
                 tracing::error!(method = call.method, "the handler panicked: {text}");
                 let text = format!("the handler panicked: {text}");
-                self.fail(id, Failure::new("handler-panicked", text))
+                self.fail(id, deadline, Failure::new("handler-panicked", text))
             }
         }
     }
 
-    fn fail(&self, id: u64, failure: Failure) -> Result<(), Ended> {
+    fn fail(&self, id: u64, deadline: Option<Instant>, failure: Failure) -> Result<(), Ended> {
         let Failure { code, text } = failure;
         // What the peer would refuse to read must not cost us the channel.
         let code: String = code.chars().take(limits::ERROR_CODE / 4).collect();
-        self.deliver(&Message::Error { id, code, text }, Vec::new())
-    }
-
-    fn deliver(&self, message: &Message, handles: Vec<Handle>) -> Result<(), Ended> {
-        match self.send(message, handles, None) {
-            Ok(()) => Ok(()),
+        let message = Message::Error { id, code, text };
+        match self.send(&message, Vec::new(), deadline) {
+            Ok(()) | Err(NotSent::Begun) => Ok(()),
+            // Later, by the thread that has the time.
+            Err(NotSent::Deadline) => {
+                self.post(message, &[]);
+                Ok(())
+            }
             Err(NotSent::Ended(ended)) => Err(ended),
-            Err(NotSent::Deadline | NotSent::Begun) => Ok(()),
             Err(NotSent::OverCap(text) | NotSent::OverBound(text)) => {
                 Err(Ended::Broken(Fault::new(Reason::OverCap, text)))
             }
@@ -115,29 +129,43 @@ impl Core {
         attempt: u32,
         value: Value,
         blocks: Blocks,
+        deadline: Option<Instant>,
     ) -> Result<(), Ended> {
+        let fail = |code: &str, text: String| self.fail(id, deadline, Failure::new(code, text));
         let mut packing = match pack(&value, &self.sessions, blocks) {
             Ok(packing) => packing,
-            Err(unsendable) => return self.fail(id, unsent(&unsendable)),
+            Err(unsendable) => return fail("unsendable", unsendable.to_string()),
+        };
+        let leases = match self.keep(&mut packing) {
+            Ok(leases) => leases,
+            Err(NotSent::OverBound(text)) => return fail("over-bound", text),
+            Err(_) => return Ok(()),
         };
         reached("answer-packed");
         let rungs = rungs_of(&packing);
-        let leases = match self.keep(&mut packing) {
-            Ok(leases) => leases,
-            Err(NotSent::OverBound(text)) => {
-                return self.fail(id, Failure::new("over-bound", text));
-            }
-            Err(_) => return Ok(()),
-        };
         let Packing { value: json, parcels, handles, .. } = packing;
         let has_storages = !parcels.is_empty();
         let message = Message::Return { id, attempt, parcels, value: json };
         // An answer without storages cannot be refused.
         if has_storages {
-            self.router().answers.insert(id, Answer { value, attempt, rungs });
+            let mut router = self.router();
+            let room = router.answers.len() < ANSWERS;
+            let before = if room {
+                router.answers.insert(id, Answer { value, attempt, rungs })
+            } else {
+                None
+            };
+            drop(router);
+            // A number that the peer uses twice: its loss, outside the lock (L7).
+            drop(before);
+            if !room {
+                self.unkeep(leases);
+                return fail("busy", format!("{ANSWERS} answers have not been accepted yet"));
+            }
         }
-        match self.send(&message, handles, None) {
-            Ok(()) => {
+        match self.send(&message, handles, deadline) {
+            // The caller gets the rest, so the leases are out.
+            Ok(()) | Err(NotSent::Begun) => {
                 reached("answer-sent");
                 Ok(())
             }
@@ -146,10 +174,10 @@ impl Core {
                 drop(kept);
                 self.unkeep(leases);
                 match error {
-                    NotSent::OverCap(text) | NotSent::OverBound(text) => {
-                        self.fail(id, Failure::new("unsendable", text))
+                    NotSent::OverCap(text) | NotSent::OverBound(text) => fail("unsendable", text),
+                    NotSent::Deadline | NotSent::Begun => {
+                        fail("abandoned", "there was no time to send the answer".into())
                     }
-                    NotSent::Deadline | NotSent::Begun => Ok(()),
                     NotSent::Ended(ended) => Err(ended),
                 }
             }
@@ -160,32 +188,22 @@ impl Core {
     fn answer_again(
         &self,
         id: u64,
-        attempt: u32,
+        answer: Answer,
         storage: usize,
         code: &str,
         text: &str,
     ) -> Result<(), Ended> {
-        let kept = {
-            let mut router = self.router();
-            let current = router.answers.get(&id).is_some_and(|kept| kept.attempt == attempt);
-            if current { router.answers.remove(&id) } else { None }
-        };
-        let Some(Answer { value, rungs, .. }) = kept else {
-            return Ok(());
-        };
+        let Answer { value, attempt, rungs } = answer;
         let mut blocks = if attempt == 1 { Blocks::AsTheyAre } else { Blocks::Fresh };
         let again =
             attempt < ATTEMPTS && next_blocks(self, &mut blocks, &rungs, storage, code, text);
         if again {
-            return self.send_answer(id, attempt + 1, value, blocks);
+            return self.send_answer(id, attempt + 1, value, blocks, None);
         }
-        self.fail(
-            id,
-            Failure::new("undelivered", format!("the caller could not take the answer: {text}")),
-        )
+        let text = format!("the caller could not take the answer: {text}");
+        self.fail(id, None, Failure::new("undelivered", text))
     }
 }
 
-fn unsent(unsendable: &Unsendable) -> Failure {
-    Failure::new("unsendable", unsendable.to_string())
-}
+/// Answers that a peer may leave neither accepted nor refused.
+const ANSWERS: usize = 1024;

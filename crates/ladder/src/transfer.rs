@@ -43,8 +43,13 @@ impl Core {
         match unpack::import(&self.sessions, &self.returns, parcels, handles) {
             Ok(table) => {
                 reached("call-imported");
-                let accepted =
-                    self.send(&Message::Accept { of, id, attempt }, Vec::new(), deadline);
+                let message = Message::Accept { of, id, attempt };
+                let mut accepted = self.send(&message, Vec::new(), deadline);
+                if matches!(accepted, Err(NotSent::Deadline)) {
+                    // Said later: until then the sender keeps what it sent.
+                    self.post(message, &[]);
+                    accepted = Ok(());
+                }
                 // An answer that is here is here, whatever became of whoever sent it.
                 if of == Of::Call {
                     accepted.map_err(ended)?;
@@ -61,7 +66,10 @@ impl Core {
                     // The reason's own text: a detail might tell the peer of this process.
                     text: fault.reason().text().to_owned(),
                 };
-                self.send(&message, Vec::new(), deadline).map_err(ended)?;
+                match self.send(&message, Vec::new(), deadline) {
+                    Err(NotSent::Deadline) => self.post(message, &[]),
+                    sent => sent.map_err(ended)?,
+                }
                 Err(TakeError::Refused(fault))
             }
             Err(NotTaken::Broken(fault)) => {

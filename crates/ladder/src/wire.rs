@@ -16,7 +16,7 @@
 //! `of` what was accepted or refused (`call` or `ret`), `s` an index into the parcels. `rel` may stand
 //! in any message but hello: leases that come home. A parcel is
 //! `{"r":rung,"l":lease,"n":bytes,"c":copies,"h":handles,"m":the rung's own}`, with `c` and `h` left
-//! out where they are 0. The frame's descriptors are those of the parcels in order, then those of the
+//! out where they are 0. Of `shm`, `m` is null, or `"forwarded"` where the block is not the sender's own. The frame's descriptors are those of the parcels in order, then those of the
 //! receipts; a hello's are those of its offers.
 //!
 //! In a value (the grammar of `tier_inline::codec`), leaves that ride a rung are
@@ -214,8 +214,16 @@ pub(crate) fn encode(message: &Message, receipts: &[ReceiptWire]) -> Result<Stri
     Ok(out)
 }
 
+/// What went wrong stands at either end of a long text: what was done first, and the cause last.
 fn cut(text: &str) -> String {
-    text.chars().take(TEXT).collect()
+    let length = text.chars().count();
+    if length <= TEXT {
+        return text.to_owned();
+    }
+    let (half, last) = (TEXT / 2, length - TEXT / 2);
+    let ends = |(index, _): &(usize, char)| *index < half || *index >= last;
+    let kept: Vec<char> = text.chars().enumerate().filter(ends).map(|(_, c)| c).collect();
+    kept[..half].iter().chain(&[' ', '…', ' ']).chain(&kept[half..]).collect()
 }
 
 fn json(part: &(impl Serialize + ?Sized)) -> Result<String, Fault> {
@@ -484,6 +492,15 @@ mod tests {
             "x".repeat(limits::METHOD_NAME + 1)
         );
         assert_eq!(decode(&long).unwrap_err().reason(), Reason::OverCap);
+    }
+
+    #[test]
+    fn a_long_text_keeps_both_ends() {
+        let text = format!("first{}last", "é".repeat(5_000));
+        let cut = cut(&text);
+        assert!(cut.starts_with("first") && cut.ends_with("last") && cut.contains(" … "));
+        assert_eq!(cut.chars().count(), TEXT + 3);
+        assert_eq!(super::cut("short"), "short");
     }
 
     #[test]

@@ -109,6 +109,8 @@ pub struct Link {
     written: Condvar,
     /// Held while the socket is read.
     inbox: Mutex<Inbox>,
+    /// Once this side has closed: whether the peer had ended the stream before.
+    ended_first: OnceLock<bool>,
     /// The first fault, for good.
     fault: OnceLock<Fault>,
     counters: Counters,
@@ -150,6 +152,7 @@ impl Link {
             writing: Mutex::default(),
             written: Condvar::new(),
             inbox: Mutex::default(),
+            ended_first: OnceLock::new(),
             fault: OnceLock::new(),
             counters: Counters::default(),
         }
@@ -184,6 +187,8 @@ impl Link {
 
     /// Ends the link in both directions; whoever waits on it hears so.
     pub fn close(&self) {
+        // Afterwards nobody can tell the peer's end of the stream from ours.
+        let _ = self.ended_first.set(self.has_ended());
         // It fails only where the link is ended already.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
@@ -193,9 +198,13 @@ impl Link {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
     }
 
-    /// Whether the peer has ended the stream, read to its end or not. Waits for nothing and nobody.
+    /// Whether the peer has ended the stream, read to its end or not, before this side did. Waits for
+    /// nothing and nobody.
     #[must_use]
     pub fn has_ended(&self) -> bool {
+        if let Some(ended) = self.ended_first.get() {
+            return *ended;
+        }
         let mut waiting = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         loop {

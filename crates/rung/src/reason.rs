@@ -197,6 +197,12 @@ impl From<Refusal> for Fault {
     }
 }
 
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Self {
+        Self { reason: fault.reason, detail: fault.detail }
+    }
+}
+
 /// A leaf that no rung takes: an error at the sender, before anything is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unsendable {

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, SealFlag, fallocate};
 use rung::{Reason, Refusal};
 
-use crate::file::{Block, SIZE_SEALS, add_seals, duplicate, new_file, nonzero, refused};
+use crate::file::{Block, SIZE_SEALS, add_seals, duplicate, new_file, nonzero, number, refused};
 use crate::headroom;
 use crate::mapping::Writer;
 use crate::sealed::Sealed;
@@ -166,6 +166,12 @@ impl Shared {
     /// [`Reason::NoDescriptors`].
     pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
         duplicate(&self.0.file)
+    }
+
+    /// The block's number: as long as it exists, no other block of the machine has it.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        number(&self.0.file)
     }
 
     /// Writable again, once every lease on it is home (L4).

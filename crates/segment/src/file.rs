@@ -55,6 +55,11 @@ pub(crate) fn seals_of(file: impl AsFd) -> Result<SealFlag, Errno> {
     fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain)
 }
 
+/// The number of a file (inode(7)): among memfds, no two that exist have the same.
+pub(crate) fn number(file: &File) -> u64 {
+    file.metadata().map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata))
+}
+
 pub(crate) fn duplicate(file: &File) -> Result<OwnedFd, Refusal> {
     file.as_fd()
         .try_clone_to_owned()
@@ -76,6 +81,10 @@ impl Block {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        number(&self.file)
     }
 
     pub(crate) fn descriptor(&self) -> Result<OwnedFd, Refusal> {

@@ -54,6 +54,12 @@ impl Foreign {
         self.0.read_at(offset, into)
     }
 
+    /// The block's number: as long as it exists, no other block of the machine has it.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.0.number()
+    }
+
     /// A descriptor for another peer: the block is forwarded, not copied.
     ///
     /// # Errors

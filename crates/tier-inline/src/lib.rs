@@ -42,8 +42,7 @@ impl Rung for Inline {
     }
 
     fn probe(&self) -> Result<Offer, Refusal> {
-        let meta =
-            Meta::write(&GRAMMAR).map_err(|fault| Refusal::new(fault.reason(), fault.detail()))?;
+        let meta = Meta::write(&GRAMMAR)?;
         Ok(Offer { rung: self.id(), meta, handles: Vec::new() })
     }
 
@@ -85,8 +84,7 @@ impl Form for InlineForm {
                 format!("{} bytes of JSON, at most {}", text.len(), limits::INLINE_SUBTREE),
             ));
         }
-        let meta =
-            Meta::from_json(text).map_err(|fault| Refusal::new(fault.reason(), fault.detail()))?;
+        let meta = Meta::from_json(text)?;
         Ok(Lowered { meta, storages: Vec::new() })
     }
 

@@ -1,8 +1,8 @@
 //! One peer's session.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rung::{
     Carrier, Fault, LeaseId, Meta, Owner, Packed, Parcel, Provenance, Reason, Receipt, Refusal,
@@ -10,7 +10,10 @@ use rung::{
 };
 use segment::{Received, Sealed};
 
-use crate::memory::{self, ForeignMemory, SealedMemory};
+use crate::memory::{self, ForeignMemory, OwnMemory, SealedMemory};
+
+/// The metadata of a parcel whose block is not its sender's own.
+const FORWARDED: &str = "forwarded";
 
 #[derive(Debug)]
 pub(crate) struct ShmCarrier {
@@ -25,12 +28,18 @@ impl ShmCarrier {
     }
 }
 
-/// Which leases the peer has let go of.
+/// The leases of blocks that could be written again, and whether each is home.
 #[derive(Debug, Default)]
 struct Leases {
-    home: Mutex<HashSet<LeaseId>>,
+    out: Mutex<HashMap<LeaseId, bool>>,
     /// The peer is gone for sure.
     gone: AtomicBool,
+}
+
+impl Leases {
+    fn out(&self) -> MutexGuard<'_, HashMap<LeaseId, bool>> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The owner of a block that could be written again (L4).
@@ -45,9 +54,8 @@ struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let mut home = self.leases.home.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_home = home.remove(&self.lease) || self.leases.gone.load(Ordering::Acquire);
-        drop(home);
+        let came = self.leases.out().remove(&self.lease).unwrap_or(false);
+        let is_home = came || self.leases.gone.load(Ordering::Acquire);
         let storage = self.storage.take();
         if !is_home {
             std::mem::forget(storage);
@@ -64,12 +72,17 @@ impl Carrier for ShmCarrier {
             return Err(Reason::Empty.into());
         }
         let lease = LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed));
+        let mut forwarded = false;
         let (descriptor, owner, copies): (_, Owner, _) =
             if let Some(descriptor) = memory::descriptor(storage) {
                 // Ours or a peer's: the same block goes on, under a lease of this hop (L2).
+                let descriptor = descriptor?;
+                forwarded = storage.memory_as::<ForeignMemory>().is_some();
+                memory::note_lent(storage);
+                self.leases.out().insert(lease, false);
                 let storage = Some(Arc::clone(storage));
                 let lent = Lent { storage, lease, leases: Arc::clone(&self.leases) };
-                (descriptor?, Box::new(lent), 0)
+                (descriptor, Box::new(lent), 0)
             } else {
                 // Private memory: one copy into a block that is sealed for good, so that the
                 // receiver needs to trust nobody.
@@ -78,8 +91,7 @@ impl Carrier for ShmCarrier {
                 })?;
                 (block.descriptor()?, Box::new(block), 1)
             };
-        let meta =
-            Meta::write(&()).map_err(|fault| Refusal::new(fault.reason(), fault.detail()))?;
+        let meta = Meta::write(&forwarded.then_some(FORWARDED))?;
         let parcel = Parcel {
             rung: RungId::SHM,
             lease,
@@ -95,7 +107,11 @@ impl Carrier for ShmCarrier {
         if parcel.rung != RungId::SHM {
             return Err(Fault::new(Reason::UnknownRung, parcel.rung.as_str()));
         }
-        parcel.meta.read::<()>()?;
+        let forwarded = match parcel.meta.read::<Option<String>>()?.as_deref() {
+            None => false,
+            Some(FORWARDED) => true,
+            Some(_) => return Err(Fault::new(Reason::BadMetadata, "neither null nor forwarded")),
+        };
         let handles = <[_; 1]>::try_from(parcel.handles);
         let [descriptor] = handles.map_err(|handles| {
             Fault::new(Reason::WrongHandles, format!("{}, not 1", handles.len()))
@@ -103,9 +119,16 @@ impl Carrier for ShmCarrier {
         let len = usize::try_from(parcel.bytes).map_err(|_| Reason::WrongSize)?;
         let storage = match segment::receive(descriptor, len)? {
             Received::Sealed(sealed) => Storage::new(SealedMemory(sealed)),
-            Received::Foreign(block) => {
-                Storage::new(ForeignMemory { block, trust: self.trust.clone() })
-            }
+            Received::Foreign(block) => match memory::own_block(&block) {
+                // Ours, come back: held as such, so that it is not written while this is looked at.
+                Some(own) => Storage::new(OwnMemory(own)),
+                // The peer vouches for what it lends itself. What it was lent by another may be
+                // written once that other has seen it die.
+                None => {
+                    let trust = if forwarded { Trust::none() } else { self.trust.clone() };
+                    Storage::new(ForeignMemory { block, trust })
+                }
+            },
         };
         Ok(storage.with_provenance(Provenance { rung: parcel.rung, lease: parcel.lease }))
     }
@@ -115,10 +138,9 @@ impl Carrier for ShmCarrier {
     }
 
     fn released(&self, receipt: Receipt) {
-        let mut home = self.leases.home.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of a lease that was never minted, nothing is noted: a peer must not fill this set.
-        if receipt.lease.0 < self.next_lease.load(Ordering::Relaxed) {
-            home.insert(receipt.lease);
+        // Of other leases nothing is noted: a peer must not fill this table.
+        if let Some(home) = self.leases.out().get_mut(&receipt.lease) {
+            *home = true;
         }
     }
 

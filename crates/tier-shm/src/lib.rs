@@ -74,8 +74,7 @@ impl Rung for Shm {
         if cfg!(not(target_os = "linux")) {
             return Err(Reason::Platform.into());
         }
-        let meta =
-            Meta::write(&FORMAT).map_err(|fault| Refusal::new(fault.reason(), fault.detail()))?;
+        let meta = Meta::write(&FORMAT)?;
         Ok(Offer { rung: self.id(), meta, handles: Vec::new() })
     }
 

@@ -1,7 +1,8 @@
 //! Blocks as the memory of storages, and tensors that are born in one.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use rung::{DType, Element, Layout, Memory, Reason, Refusal, Storage, Tensor, Trust};
 use segment::{Draft, Foreign, PeerTrust, Sealed, Shared};
@@ -71,6 +72,45 @@ impl Memory for ForeignMemory {
     }
 }
 
+/// A block of ours that a peer sent back: the very storage, so that it cannot be reclaimed meanwhile.
+#[derive(Debug)]
+pub(crate) struct OwnMemory(pub(crate) Arc<Storage>);
+
+impl Memory for OwnMemory {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn bytes(&self) -> Result<&[u8], Refusal> {
+        self.0.host_bytes()
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+}
+
+/// Blocks of ours that are lent out, by their number: no other block has it while ours exists.
+static LENT: LazyLock<Mutex<HashMap<u64, Weak<Storage>>>> = LazyLock::new(Mutex::default);
+
+/// Notes a block of ours, so that it is known when it comes back.
+pub(crate) fn note_lent(storage: &Arc<Storage>) {
+    let Some(memory) = storage.memory_as::<LentMemory>() else { return };
+    let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
+    // Those that are gone make room; a table that holds none of them is looked through as rarely.
+    if lent.len() == lent.capacity() {
+        lent.retain(|_, storage| storage.strong_count() > 0);
+    }
+    lent.insert(memory.0.number(), Arc::downgrade(storage));
+}
+
+/// The storage of ours that a received block is, if it is one.
+pub(crate) fn own_block(block: &Foreign) -> Option<Arc<Storage>> {
+    let lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = lent.get(&block.number())?.upgrade()?;
+    (own.len() == block.len()).then_some(own)
+}
+
 /// A descriptor of the block that a storage lies on, if it lies on one.
 pub(crate) fn descriptor(storage: &Storage) -> Option<Result<OwnedFd, Refusal>> {
     if let Some(memory) = storage.memory_as::<SealedMemory>() {
@@ -78,6 +118,9 @@ pub(crate) fn descriptor(storage: &Storage) -> Option<Result<OwnedFd, Refusal>> 
     }
     if let Some(memory) = storage.memory_as::<LentMemory>() {
         return Some(memory.0.descriptor());
+    }
+    if let Some(memory) = storage.memory_as::<OwnMemory>() {
+        return descriptor(&memory.0);
     }
     storage.memory_as::<ForeignMemory>().map(|memory| memory.block.descriptor())
 }

@@ -44,17 +44,50 @@ fn numbers() -> TensorMut {
     tensor
 }
 
+/// A block as another process lends it: one that was not exported from this one.
+fn foreign(meta: &impl serde::Serialize, trust: Trust) -> (Tensor, segment::Shared) {
+    let mut draft = segment::Draft::new(4000).unwrap();
+    for (index, element) in draft.bytes_mut().chunks_exact_mut(4).enumerate() {
+        element.copy_from_slice(&(index as u32).to_le_bytes());
+    }
+    let block = draft.share().unwrap();
+    let parcel = Parcel {
+        rung: rung::RungId::SHM,
+        lease: rung::LeaseId(1),
+        bytes: 4000,
+        copies: 0,
+        meta: rung::Meta::write(meta).unwrap(),
+        handles: vec![block.descriptor().unwrap()],
+    };
+    let storage = Arc::new(carrier(trust).import(parcel).unwrap());
+    (Tensor::contiguous(storage, DType::U32, &[1000]).unwrap(), block)
+}
+
+fn trusted() -> Trust {
+    Trust::carrying(PeerTrust::same_executable(std::process::id()).unwrap())
+}
+
 #[test]
 fn what_its_owner_can_write_is_lent_only_in_trust() {
-    let shared = numbers().share().unwrap();
-    let (there, _packed) = across(&shared, Trust::none());
+    let (there, _block) = foreign(&(), Trust::none());
     assert_eq!(there.as_slice::<u32>().unwrap_err().reason(), Reason::PeerNotTrusted);
     assert_eq!(there.to_vec::<u32>().unwrap()[999], 999);
-    assert_eq!(there, shared);
-
-    let token = PeerTrust::same_executable(std::process::id()).unwrap();
-    let (there, _packed) = across(&shared, Trust::carrying(token));
+    let (there, _block) = foreign(&(), trusted());
     assert_eq!(there.as_slice::<u32>().unwrap()[999], 999);
+}
+
+/// Whom a trusted peer trusts is another question: what it hands on is copied out.
+#[test]
+fn trust_is_not_handed_on() {
+    let (there, _block) = foreign(&"forwarded", trusted());
+    assert_eq!(there.as_slice::<u32>().unwrap_err().reason(), Reason::PeerNotTrusted);
+    assert_eq!(there.to_vec::<u32>().unwrap()[999], 999);
+    // And what this process hands on says that it is not its own.
+    let (there, _block) = foreign(&(), trusted());
+    let packed = carrier(Trust::none()).export(there.storage()).unwrap();
+    assert_eq!(packed.parcel.meta.as_json(), "\"forwarded\"");
+    let packed = carrier(Trust::none()).export(numbers().share().unwrap().storage()).unwrap();
+    assert_eq!(packed.parcel.meta.as_json(), "null");
 }
 
 #[test]
@@ -92,14 +125,11 @@ fn memory_is_writable_again_when_every_lease_is_home_and_not_before() {
 #[test]
 fn an_owner_dropped_too_early_gives_nothing_back() {
     let shared = numbers().share().unwrap();
-    let token = PeerTrust::same_executable(std::process::id()).unwrap();
     let sender = carrier(Trust::none());
-    let (there, packed) = across_by(&*sender, &shared, Trust::carrying(token));
-    let elements = there.as_slice::<u32>().unwrap();
+    let packed = sender.export(shared.storage()).unwrap();
     let lease = packed.parcel.lease;
     drop(packed.owner);
     let shared = TensorMut::reclaim(shared).unwrap_err();
-    assert_eq!(elements[999], 999);
     // Too late, and about leases that never were: still nothing.
     sender.released(sender.receipt(lease));
     sender.released(sender.receipt(rung::LeaseId(u64::MAX)));
@@ -113,6 +143,26 @@ fn a_peer_that_is_surely_gone_gives_everything_back() {
     let (there, packed) = across_by(&*sender, &shared, Trust::none());
     sender.peer_gone();
     drop((there, packed));
+    assert!(TensorMut::reclaim(shared).is_ok());
+}
+
+/// What comes back is the very memory: it cannot be written while somebody looks at it, whatever became
+/// of the peer in between.
+#[test]
+fn a_block_of_ours_that_comes_back_is_not_written_meanwhile() {
+    let shared = numbers().share().unwrap();
+    let sender = carrier(Trust::none());
+    let (there, packed) = across_by(&*sender, &shared, Trust::none());
+    let peer = carrier(Trust::none());
+    let (back, packed_back) = across_by(&*peer, &there, Trust::none());
+    let elements = back.as_slice::<u32>().unwrap();
+    peer.released(peer.receipt(packed_back.parcel.lease));
+    drop((there, packed_back));
+    sender.peer_gone();
+    drop(packed);
+    let shared = TensorMut::reclaim(shared).unwrap_err();
+    assert_eq!(elements[999], 999);
+    drop(back);
     assert!(TensorMut::reclaim(shared).is_ok());
 }
 

@@ -54,6 +54,10 @@ fn methods() -> Methods {
             std::thread::sleep(Duration::from_millis(value.as_i64().unwrap_or(0) as u64));
             Ok(value)
         })
+        .on("megabyte", |_| {
+            std::thread::sleep(Duration::from_millis(100));
+            Ok(megabyte())
+        })
         .on("exit", |_| std::process::exit(3))
         .on("hold", move |value| {
             held.lock().unwrap().push(value);
@@ -199,6 +203,27 @@ fn forty_levels_need_no_more_threads_than_one() -> Outcome {
     let reply = worker.call("nest", argument).map_err(text)?;
     let trace = reply.value().get("trace").and_then(Value::as_str).unwrap_or_default();
     check(trace.split('/').count() == 41, trace)
+}
+
+/// Each level is a part of one thread's stack, so a peer must not have us nest for ever.
+fn nesting_without_end_is_refused() -> Outcome {
+    let worker = worker()?;
+    let argument =
+        Value::map([("level", Value::from(400)), ("trace", "".into()), ("load", Value::Null)]);
+    let error = worker.call("nest", argument).unwrap_err();
+    check(error.to_string().contains("calls are nested more than 64 deep"), text(&error))?;
+    check(worker.call("echo", 1).is_ok(), "no echo")
+}
+
+/// A worker that is writing an answer nobody wants, larger than the socket holds, ends by itself.
+fn a_goodbye_waits_for_what_is_being_said() -> Outcome {
+    let worker = worker()?;
+    let options = ladder::CallOptions { limit: Some(Duration::from_millis(20)) };
+    let error = worker.call_with("megabyte", Value::Null, options).unwrap_err();
+    check(error.is_deadline(), text(error))?;
+    std::thread::sleep(Duration::from_millis(50));
+    let exit = worker.shutdown(LONG);
+    check(exit.status.success(), text(exit))
 }
 
 fn is_bound(error: &CallError) -> bool {
@@ -427,6 +452,8 @@ fn main() -> ExitCode {
             "forty_levels_need_no_more_threads_than_one",
             forty_levels_need_no_more_threads_than_one,
         ),
+        trial("nesting_without_end_is_refused", nesting_without_end_is_refused),
+        trial("a_goodbye_waits_for_what_is_being_said", a_goodbye_waits_for_what_is_being_said),
         trial("a_worker_calls_an_idle_host", a_worker_calls_an_idle_host),
         trial("a_host_without_a_handler_says_so", a_host_without_a_handler_says_so),
         trial("a_slow_call_delays_no_other", a_slow_call_delays_no_other),
