@@ -52,8 +52,7 @@ impl Peer {
                     // The peer calls back: this thread has nothing else to do.
                     Event::Nested(call) => {
                         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                            let text = "the call that it belongs to was given up".into();
-                            core.refuse(*call, "abandoned", text);
+                            core.abandon(*call);
                             return Err(CallErrorKind::Deadline);
                         }
                         let done = core.perform(Work::Call(*call), deadline);
@@ -120,10 +119,7 @@ impl Peer {
         deadline: Option<Instant>,
     ) -> Result<Route, CallErrorKind> {
         let core = &*self.core;
-        let leases = core.keep(&mut packing).map_err(|error| match error {
-            NotSent::OverBound(text) => CallErrorKind::OverBound(text),
-            _ => CallErrorKind::Deadline,
-        })?;
+        let leases = core.keep(&mut packing).map_err(CallErrorKind::OverBound)?;
         let Packing { value, parcels, handles, route, .. } = packing;
         let method = method.to_owned();
         let message = Message::Call { id, attempt, root: nested, method, parcels, value };
@@ -139,7 +135,6 @@ impl Peer {
                 Err(match error {
                     NotSent::Deadline | NotSent::Begun => CallErrorKind::Deadline,
                     NotSent::OverCap(text) => CallErrorKind::OverCap(text),
-                    NotSent::OverBound(text) => CallErrorKind::OverBound(text),
                     NotSent::Ended(ended) => self.gone(ended),
                 })
             }

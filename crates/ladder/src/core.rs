@@ -159,6 +159,12 @@ impl Router {
         event
     }
 
+    /// The answer that is out to a call, if this was the last attempt at it.
+    fn take_answer(&mut self, id: u64, attempt: u32) -> Option<Answer> {
+        let current = self.answers.get(&id).is_some_and(|answer| answer.attempt == attempt);
+        if current { self.answers.remove(&id) } else { None }
+    }
+
     /// Adds an event to a call in flight; given back where there is no such call.
     fn deliver(&mut self, call: u64, event: Event) -> Option<Event> {
         let Some(flight) = self.calls.get_mut(&call) else { return Some(event) };
@@ -195,12 +201,10 @@ pub(crate) enum NotSent {
     /// The deadline passed when a part was out: the peer will get the rest, and the leases in it.
     Begun,
     OverCap(String),
-    OverBound(String),
     Ended(Ended),
 }
 
-/// What a channel is made of. Declared in the order of dropping: the process has ended and is reaped
-/// before the owners of what was lent to it go (L3).
+/// What a channel is made of.
 pub(crate) struct Core {
     pub(crate) process: Option<Arc<Process>>,
     pub(crate) link: Link,
@@ -210,8 +214,6 @@ pub(crate) struct Core {
     pub(crate) handler: OnceLock<Arc<dyn Handler + Send + Sync>>,
     pub(crate) role: Role,
     pub(crate) bounds: Bounds,
-    /// Leases out, for a look without a lock.
-    lent: AtomicUsize,
     /// Calls that were given up and may still be answered.
     given_up: AtomicUsize,
     router: Mutex<Router>,
@@ -248,7 +250,6 @@ impl Core {
             handler: OnceLock::new(),
             role,
             bounds,
-            lent: AtomicUsize::new(0),
             given_up: AtomicUsize::new(0),
             router: Mutex::default(),
             changed: Condvar::new(),
@@ -296,7 +297,7 @@ impl Core {
     /// late for its caller.
     fn is_worth_reading(&self) -> bool {
         self.handler.get().is_some()
-            || self.lent.load(Ordering::Relaxed) > 0
+            || self.keeper.has_lent()
             || self.given_up.load(Ordering::Relaxed) > 0
     }
 
@@ -446,10 +447,7 @@ impl Core {
                 Event::Returned { attempt, parcels, .. } => {
                     self.send_back(Stale { id, attempt, parcels });
                 }
-                Event::Nested(call) => {
-                    let text = "the call that it belongs to was given up".into();
-                    self.refuse(*call, "abandoned", text);
-                }
+                Event::Nested(call) => self.abandon(*call),
                 _ => {}
             }
         }
@@ -465,6 +463,11 @@ impl Core {
             self.link.close();
             self.changed.notify_all();
         }
+    }
+
+    /// Answers a call that is nested in one of ours which is over.
+    pub(crate) fn abandon(&self, call: Incoming) {
+        self.refuse(call, "abandoned", "the call that it belongs to was given up".into());
     }
 
     /// Answers a call with an error, unopened.
@@ -505,9 +508,7 @@ impl Core {
             reached("receipt-received");
             let receipt = Receipt::join(wire, &mut of_receipts).map_err(broken)?;
             let owner = self.keeper.release(&receipt.rung, receipt.lease);
-            if owner.is_some() {
-                self.lent.fetch_sub(1, Ordering::Relaxed);
-            } else {
+            if owner.is_none() {
                 let (rung, lease) = (&receipt.rung, receipt.lease);
                 tracing::warn!(%rung, %lease, "a receipt for a lease that is not out");
             }
@@ -583,20 +584,21 @@ impl Core {
 
     /// Keeps the owners of a packed message (L1): before it is sent, so that a receipt finds them.
     /// Refuses where the peer would be lent more than the bounds allow (L5).
-    pub(crate) fn keep(&self, packing: &mut Packing) -> Result<Vec<(RungId, LeaseId)>, NotSent> {
+    ///
+    /// # Errors
+    ///
+    /// What the peer holds and what the bounds are, in words.
+    pub(crate) fn keep(&self, packing: &mut Packing) -> Result<Vec<(RungId, LeaseId)>, String> {
         let owners = std::mem::take(&mut packing.owners);
         let leases: Vec<_> =
             owners.iter().map(|(rung, lease, ..)| (rung.clone(), *lease)).collect();
-        // Counted first: the receipt may come while this thread still looks.
-        self.lent.fetch_add(leases.len(), Ordering::Relaxed);
         match self.keeper.keep_all(owners, self.bounds) {
             Ok(()) => Ok(leases),
             Err((text, owners)) => {
-                self.lent.fetch_sub(leases.len(), Ordering::Relaxed);
                 for (rung, lease, _, owner) in owners {
                     self.sessions.take_back(&rung, lease, Some(owner));
                 }
-                Err(NotSent::OverBound(text))
+                Err(text)
             }
         }
     }
@@ -605,9 +607,6 @@ impl Core {
     pub(crate) fn unkeep(&self, leases: Vec<(RungId, LeaseId)>) {
         for (rung, lease) in leases {
             let owner = self.keeper.release(&rung, lease);
-            if owner.is_some() {
-                self.lent.fetch_sub(1, Ordering::Relaxed);
-            }
             self.sessions.take_back(&rung, lease, owner);
         }
     }
@@ -703,14 +702,14 @@ fn dispatch(
         Message::Call { id, attempt, root, method, parcels, value } => {
             let root = root.unwrap_or(Root { side: core.role.other(), id });
             let call = Incoming { id, attempt, root, method, parcels, value, handles };
-            let waits = router.roots.get(&root).and_then(|calls| calls.last()).copied();
-            let depth = router.roots.get(&root).map_or(0, Vec::len);
+            let ours = router.roots.get(&root);
+            let waits = ours.and_then(|calls| Some((calls.len(), *calls.last()?)));
             match waits {
-                Some(_) if depth > NESTED => {
+                Some((depth, _)) if depth > NESTED => {
                     let text = format!("calls are nested more than {NESTED} deep");
                     effects.refused = Some(Refused { call, code: "too-deep", text });
                 }
-                Some(ours) => {
+                Some((_, ours)) => {
                     let event = Event::Nested(Box::new(call));
                     if let Some(Event::Nested(call)) = router.deliver(ours, event) {
                         let text = "more calls at once than anybody could make".into();
@@ -744,15 +743,11 @@ fn dispatch(
             drop(router.deliver(id, Event::Refused { attempt, storage, code: reason, text }));
         }
         Message::Accept { of: Of::Return, id, attempt } => {
-            if router.answers.get(&id).is_some_and(|answer| answer.attempt == attempt) {
-                effects.accepted = router.answers.remove(&id);
-            }
+            effects.accepted = router.take_answer(id, attempt);
         }
         Message::Refuse { of: Of::Return, id, attempt, storage, reason, text } => {
             // Only of an answer that is out, so there are never more of these than answers.
-            let current = router.answers.get(&id).is_some_and(|answer| answer.attempt == attempt);
-            let answer = if current { router.answers.remove(&id) } else { None };
-            if let Some(answer) = answer {
+            if let Some(answer) = router.take_answer(id, attempt) {
                 let code = reason;
                 let work = Work::AnswerRefused { id, answer, storage, code, text };
                 effects.spawn = router.pool.push(work);

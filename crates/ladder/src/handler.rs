@@ -76,9 +76,9 @@ type Method = Box<dyn Fn(Value, &Peer) -> Result<Value, Failure> + Send + Sync>;
 ///         caller.call("progress", 0.5)?;
 ///         Ok(value)
 ///     });
-/// # let channel: Channel = todo!();
+/// # fn serve(channel: Channel, methods: Methods) -> Result<(), ladder::Ended> {
 /// channel.serve(methods)?;
-/// # Ok::<(), ladder::Ended>(())
+/// # Ok(()) }
 /// ```
 #[derive(Default)]
 pub struct Methods {

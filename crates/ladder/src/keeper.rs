@@ -1,6 +1,7 @@
 //! What keeps lent memory alive, and how leases come home.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -48,7 +49,16 @@ pub(crate) type Exported = (RungId, LeaseId, u64, Owner);
 /// An entry ends by the peer's receipt, or with the channel; no timer ends one.
 #[derive(Default)]
 pub(crate) struct Keeper {
-    kept: Mutex<HashMap<(RungId, LeaseId), Kept>>,
+    table: Mutex<Table>,
+    /// Entries of the table, for a look without its lock; changed under it.
+    lent: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Table {
+    kept: HashMap<(RungId, LeaseId), Kept>,
+    /// Of all entries.
+    bytes: u64,
 }
 
 impl std::fmt::Debug for Keeper {
@@ -66,11 +76,10 @@ impl Keeper {
         bounds: Bounds,
     ) -> Result<(), (String, Vec<Exported>)> {
         let more: u64 = owners.iter().map(|(_, _, bytes, _)| bytes).sum();
-        let mut kept = lock(&self.kept);
-        let held: u64 = kept.values().map(|entry| entry.bytes).sum();
-        if held.saturating_add(more) > bounds.bytes || kept.len() + owners.len() > bounds.leases {
-            let leases = kept.len();
-            drop(kept);
+        let mut table = lock(&self.table);
+        let (held, leases) = (table.bytes, table.kept.len());
+        if held.saturating_add(more) > bounds.bytes || leases + owners.len() > bounds.leases {
+            drop(table);
             let text = format!(
                 "the peer holds {held} bytes in {leases} blocks, and {more} bytes in {} more would \
                  pass the bound of {} bytes and {} blocks",
@@ -82,8 +91,10 @@ impl Keeper {
         }
         for (rung, lease, bytes, owner) in owners {
             // A session mints each lease once, so nothing is replaced.
-            kept.insert((rung, lease), Kept { bytes, owner });
+            table.kept.insert((rung, lease), Kept { bytes, owner });
         }
+        table.bytes += more;
+        self.lent.store(table.kept.len(), Ordering::Relaxed);
         Ok(())
     }
 
@@ -91,14 +102,22 @@ impl Keeper {
     /// none where no such lease is out.
     #[must_use]
     pub(crate) fn release(&self, rung: &RungId, lease: LeaseId) -> Option<Owner> {
-        let ended = lock(&self.kept).remove(&(rung.clone(), lease));
-        ended.map(|kept| kept.owner)
+        let mut table = lock(&self.table);
+        let Kept { bytes, owner } = table.kept.remove(&(rung.clone(), lease))?;
+        table.bytes -= bytes;
+        self.lent.store(table.kept.len(), Ordering::Relaxed);
+        Some(owner)
+    }
+
+    /// Whether any lease is out; takes no lock.
+    pub(crate) fn has_lent(&self) -> bool {
+        self.lent.load(Ordering::Relaxed) > 0
     }
 
     /// Leases out, and their bytes.
     pub(crate) fn out(&self) -> (usize, u64) {
-        let kept = lock(&self.kept);
-        (kept.len(), kept.values().map(|entry| entry.bytes).sum())
+        let table = lock(&self.table);
+        (table.kept.len(), table.bytes)
     }
 }
 

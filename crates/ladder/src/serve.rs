@@ -116,9 +116,7 @@ impl Core {
                 Ok(())
             }
             Err(NotSent::Ended(ended)) => Err(ended),
-            Err(NotSent::OverCap(text) | NotSent::OverBound(text)) => {
-                Err(Ended::Broken(Fault::new(Reason::OverCap, text)))
-            }
+            Err(NotSent::OverCap(text)) => Err(Ended::Broken(Fault::new(Reason::OverCap, text))),
         }
     }
 
@@ -138,8 +136,7 @@ impl Core {
         };
         let leases = match self.keep(&mut packing) {
             Ok(leases) => leases,
-            Err(NotSent::OverBound(text)) => return fail("over-bound", text),
-            Err(_) => return Ok(()),
+            Err(text) => return fail("over-bound", text),
         };
         reached("answer-packed");
         let rungs = rungs_of(&packing);
@@ -174,7 +171,7 @@ impl Core {
                 drop(kept);
                 self.unkeep(leases);
                 match error {
-                    NotSent::OverCap(text) | NotSent::OverBound(text) => fail("unsendable", text),
+                    NotSent::OverCap(text) => fail("unsendable", text),
                     NotSent::Deadline | NotSent::Begun => {
                         fail("abandoned", "there was no time to send the answer".into())
                     }

@@ -36,7 +36,7 @@ impl Core {
         let ended = |error| match error {
             NotSent::Ended(ended) => TakeError::Ended(ended),
             NotSent::Deadline | NotSent::Begun => TakeError::Deadline,
-            NotSent::OverCap(text) | NotSent::OverBound(text) => {
+            NotSent::OverCap(text) => {
                 TakeError::Ended(Ended::Broken(Fault::new(Reason::OverCap, text)))
             }
         };

@@ -362,22 +362,6 @@ impl Tensor {
         }
     }
 
-    /// Another view of another storage with the same elements: for the sender that compacts.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Layout::new`], for the new storage.
-    pub fn rehoused(&self, storage: Arc<Storage>, layout: &Layout) -> Result<Self, Refusal> {
-        let layout = Layout::new(
-            layout.dtype(),
-            layout.shape(),
-            layout.strides(),
-            layout.offset(),
-            storage.len(),
-        )?;
-        Ok(Self { storage, layout, flags: self.flags })
-    }
-
     /// Compares elements of one shape and type, run by run: nothing is put side by side for it.
     fn same_elements(&self, other: &Self) -> Result<bool, Refusal> {
         let (my_span, their_span) = (self.layout.span(), other.layout.span());
