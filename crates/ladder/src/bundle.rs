@@ -57,9 +57,15 @@ impl Member {
 pub(crate) struct Bundle {
     members: Vec<(usize, Member)>,
     len: usize,
+    /// Whether it must go in memory that was used for nothing before.
+    fresh: bool,
 }
 
 impl Bundle {
+    pub(crate) fn new(fresh: bool) -> Self {
+        Self { fresh, ..Self::default() }
+    }
+
     /// Adds a member, and says where it begins.
     pub(crate) fn push(&mut self, member: Member) -> usize {
         let at = self.len.next_multiple_of(ALIGN);
@@ -77,6 +83,10 @@ impl Memory for Bundle {
     /// Its bytes lie in many places.
     fn bytes(&self) -> Result<&[u8], Refusal> {
         Err(Reason::NotContiguous.into())
+    }
+
+    fn needs_fresh_memory(&self) -> bool {
+        self.fresh
     }
 
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use rung::{Fault, Value};
 
 use crate::channel::{Peer, Reply};
-use crate::core::{Event, NotSent, NotYet, Work};
+use crate::core::{Event, NotKept, NotSent, NotYet, Work};
 use crate::error::{CallErrorKind, Ended};
 use crate::fail::reached;
 use crate::handshake::post_mortem;
@@ -45,10 +45,7 @@ impl Peer {
                     .wait_for(deadline, |router| router.event(id))
                     .map_err(|error| self.not_yet(error, not_taken.take()))?;
                 match event {
-                    Event::Accepted => {
-                        reached("accept-received");
-                        drop(value.take());
-                    }
+                    Event::Accepted => drop(value.take()),
                     // The peer calls back: this thread has nothing else to do.
                     Event::Nested(call) => {
                         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -118,8 +115,11 @@ impl Peer {
         mut packing: Packing,
         deadline: Option<Instant>,
     ) -> Result<Route, CallErrorKind> {
-        let core = &*self.core;
-        let leases = core.keep(&mut packing).map_err(CallErrorKind::OverBound)?;
+        let core = &self.core;
+        let leases = core.keep(&mut packing, deadline).map_err(|error| match error {
+            NotKept::OverBound(text) => CallErrorKind::OverBound(text),
+            NotKept::NotYet(error) => self.not_yet(error, None),
+        })?;
         let Packing { value, parcels, handles, route, .. } = packing;
         let method = method.to_owned();
         let message = Message::Call { id, attempt, root: nested, method, parcels, value };

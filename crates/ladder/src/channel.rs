@@ -15,7 +15,7 @@ use crate::core::Core;
 use crate::error::{CallError, CallErrorKind, ConnectError};
 use crate::handler::Handler;
 use crate::handshake::shake;
-use crate::keeper::Bounds;
+use crate::keeper::{Bounds, HeldLease};
 use crate::ladder::Ladder;
 use crate::route::Route;
 use crate::unpack::Read;
@@ -261,6 +261,28 @@ impl Peer {
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.core.link.traffic()
+    }
+
+    /// Leases that were [warned of](Bounds::alarm) so far, because the peer kept them for long.
+    #[must_use]
+    pub fn alarms(&self) -> u64 {
+        self.core.keeper.alarms()
+    }
+
+    /// What the peer has kept for at least so long, the oldest first.
+    #[must_use]
+    pub fn held_for(&self, at_least: Duration) -> Vec<HeldLease> {
+        self.core.keeper.held(at_least)
+    }
+
+    /// Has whoever waits for this peer look at the socket for so long before it sleeps: for calls that
+    /// are answered in microseconds. Nothing, to begin with.
+    ///
+    /// It saves the time that waking a thread takes (some 10 µs), and costs a whole core while anybody
+    /// waits, up to this long each time; on a machine without a core to spare it makes everything slower.
+    /// Each side decides for itself: a worker that serves looks for its next call as long.
+    pub fn spin_for(&self, time: Duration) {
+        self.core.link.spin_for(time);
     }
 
     /// Leases that the peer has not given back, and the bytes that are kept for them.

@@ -16,14 +16,17 @@ use worker::Process;
 use crate::error::Ended;
 use crate::fail::reached;
 use crate::handler::Handler;
-use crate::keeper::{Bounds, Keeper, Returns};
+use crate::keeper::{AtBound, Bounds, Due, Keeper, Returns};
 use crate::ladder::Sessions;
-use crate::pack::Packing;
+use crate::pack::{Blocks, Packing};
 use crate::pool::{Pool, Refused};
-use crate::wire::{self, Message, Of, Role, Root};
+use crate::wire::{self, Accepted, Message, Of, Riders, Role, Root};
 
 /// How long the socket may stay unread before the parked thread takes over.
 const TAKE_OVER: Duration = Duration::from_millis(1);
+
+/// How long a goodbye may wait for a peer that does not read.
+const FAREWELL: Duration = Duration::from_millis(100);
 
 /// What may wait for one call of ours, in messages and by [`cost`]: more is a peer that floods us.
 const EVENTS: usize = 256;
@@ -92,7 +95,8 @@ pub(crate) struct Incoming {
 pub(crate) struct Answer {
     pub(crate) value: Value,
     pub(crate) attempt: u32,
-    /// What its storages rode, to demote the right rung.
+    /// How they were sent, and what its storages rode, to demote the right rung.
+    pub(crate) blocks: Blocks,
     pub(crate) rungs: Vec<RungId>,
 }
 
@@ -165,6 +169,19 @@ impl Router {
         if current { self.answers.remove(&id) } else { None }
     }
 
+    /// A message of ours was taken: an answer is done with then, and given back to be dropped.
+    fn accepted(&mut self, accepted: Accepted) -> Option<Answer> {
+        let Accepted { of, id, attempt } = accepted;
+        match of {
+            // About a call that is over it says nothing any more.
+            Of::Call => {
+                drop(self.deliver(id, Event::Accepted));
+                None
+            }
+            Of::Return => self.take_answer(id, attempt),
+        }
+    }
+
     /// Adds an event to a call in flight; given back where there is no such call.
     fn deliver(&mut self, call: u64, event: Event) -> Option<Event> {
         let Some(flight) = self.calls.get_mut(&call) else { return Some(event) };
@@ -192,6 +209,24 @@ impl Router {
 pub(crate) enum NotYet {
     Deadline,
     Ended(Ended),
+}
+
+/// Why owners were not kept.
+#[derive(Debug)]
+pub(crate) enum NotKept {
+    /// What the peer holds and what the bounds are, in words.
+    OverBound(String),
+    /// Waiting for room was in vain.
+    NotYet(NotYet),
+}
+
+/// What came in one frame.
+struct Received {
+    message: Message,
+    handles: VecDeque<Handle>,
+    /// Of the leases that came home.
+    owners: Vec<Owner>,
+    accepted: Vec<Accepted>,
 }
 
 /// Why nothing was sent.
@@ -241,12 +276,20 @@ impl Core {
         bounds: Bounds,
         process: Option<Arc<Process>>,
     ) -> Self {
+        let returns: Arc<Returns> = Arc::default();
+        let waker = Arc::downgrade(&returns);
+        let wake: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+            if let Some(returns) = waker.upgrade() {
+                returns.wake();
+            }
+        });
+        sessions.wake_with(&wake);
         Self {
             process,
             link,
             sessions,
             keeper: Keeper::default(),
-            returns: Arc::default(),
+            returns,
             handler: OnceLock::new(),
             role,
             bounds,
@@ -369,10 +412,13 @@ impl Core {
         let mut effects = Effects::default();
         let mut in_time = true;
         match self.receive(deadline) {
-            Ok((message, handles, owners)) => {
+            Ok(Received { message, handles, owners, accepted }) => {
                 let mut router = self.router();
                 router.read += 1;
-                effects = dispatch(&mut router, self, message, handles);
+                for accepted in accepted {
+                    effects.accepted.extend(router.accepted(accepted));
+                }
+                dispatch(&mut router, self, message, handles, &mut effects);
                 effects.owners = owners;
                 if router.ended.is_some() {
                     // Nobody will read any more: the peer should see so.
@@ -456,7 +502,19 @@ impl Core {
     /// Has a message sent by the thread that sends receipts: whoever reads must not wait for a peer
     /// that does not. Gives the leases of some parcels back with it.
     pub(crate) fn post(&self, message: Message, parcels: &[ParcelWire]) {
-        if !self.returns.post(message, leases_of(parcels)) {
+        let posted = self.returns.post(message, leases_of(parcels));
+        self.check_posted(posted);
+    }
+
+    /// Says that a message was taken, with the next frame or soon; gives the leases of parcels back
+    /// with it.
+    pub(crate) fn accept(&self, accepted: Accepted, parcels: &[ParcelWire]) {
+        let posted = self.returns.accept(accepted, leases_of(parcels));
+        self.check_posted(posted);
+    }
+
+    fn check_posted(&self, posted: bool) {
+        if !posted {
             let detail = "the peer asks for more messages than it reads";
             let broken = Ended::Broken(Fault::new(Reason::OverCap, detail));
             self.router().ended.get_or_insert(broken);
@@ -477,11 +535,8 @@ impl Core {
         self.post(message, &call.parcels);
     }
 
-    /// One message, and the owners of the leases that came home with it.
-    fn receive(
-        &self,
-        deadline: Option<Instant>,
-    ) -> Result<(Message, VecDeque<Handle>, Vec<Owner>), NotYet> {
+    /// One message, and what rode it.
+    fn receive(&self, deadline: Option<Instant>) -> Result<Received, NotYet> {
         let frame = self.link.receive(deadline).map_err(|error| match error {
             LinkError::Deadline => NotYet::Deadline,
             other => NotYet::Ended(other.into()),
@@ -493,7 +548,17 @@ impl Core {
             self.link.close();
             NotYet::Ended(Ended::Broken(fault))
         };
-        let (message, receipts) = wire::decode(&frame.json).map_err(broken)?;
+        let (message, riders) = wire::decode(&frame.json).map_err(broken)?;
+        let Riders { receipts, accepted, notices } = riders;
+        if !accepted.is_empty() {
+            reached("accept-received");
+        }
+        for (rung, notice) in notices {
+            match self.sessions.carrier(&rung) {
+                Some(carrier) => carrier.noticed(notice).map_err(broken)?,
+                None => return Err(broken(Fault::new(Reason::UnknownRung, rung.as_str()))),
+            }
+        }
         let mut handles = frame.handles;
         // The parcels' handles come first, the receipts' after them.
         let parcels: usize = match &message {
@@ -526,14 +591,14 @@ impl Core {
                 ),
             )));
         }
-        Ok((message, handles, ended))
+        Ok(Received { message, handles, owners: ended, accepted })
     }
 
     /// Gives the leases of a message back unopened, and lets its sender forget it.
     fn send_back(&self, stale: Stale) {
         tracing::debug!(call = stale.id, "an answer came too late and was dropped");
-        let message = Message::Accept { of: Of::Return, id: stale.id, attempt: stale.attempt };
-        self.post(message, &stale.parcels);
+        let accepted = Accepted { of: Of::Return, id: stale.id, attempt: stale.attempt };
+        self.accept(accepted, &stale.parcels);
     }
 
     /// Sends a message, with the receipts that wait to ride along.
@@ -546,10 +611,23 @@ impl Core {
         if !self.is_home() {
             return Err(NotSent::Ended(Ended::Forked));
         }
-        let leases = self.returns.take();
-        let sent = self.write(message, &leases, &mut handles, deadline);
+        let answers = match message {
+            Message::Return { id, .. } | Message::Error { id, .. } => Some(*id),
+            _ => None,
+        };
+        let due = self.returns.take(answers);
+        let sent = self.write(message, &due, &mut handles, deadline);
         if !matches!(sent, Ok(()) | Err(NotSent::Begun)) {
-            self.returns.untake(leases);
+            self.returns.untake(due);
+            return sent;
+        }
+        if let Message::Call { parcels, .. } | Message::Return { parcels, .. } = message {
+            for parcel in parcels {
+                let (rung, lease) = parcel.lease();
+                if let Some(carrier) = self.sessions.carrier(rung) {
+                    carrier.sent(lease);
+                }
+            }
         }
         sent
     }
@@ -557,13 +635,13 @@ impl Core {
     fn write(
         &self,
         message: &Message,
-        leases: &[(RungId, LeaseId)],
+        due: &Due,
         handles: &mut Vec<Handle>,
         deadline: Option<Instant>,
     ) -> Result<(), NotSent> {
         let over = |fault: Fault| NotSent::OverCap(fault.to_string());
-        let mut receipts = Vec::with_capacity(leases.len());
-        for (rung, lease) in leases {
+        let mut receipts = Vec::with_capacity(due.leases.len());
+        for (rung, lease) in &due.leases {
             let Some(carrier) = self.sessions.carrier(rung) else {
                 continue;
             };
@@ -571,7 +649,9 @@ impl Core {
             receipts.push(wire);
             handles.extend(some);
         }
-        let json = wire::encode(message, &receipts).map_err(over)?;
+        let notices = if due.notices { self.sessions.notices() } else { Vec::new() };
+        let riders = Riders { receipts, accepted: due.accepted.clone(), notices };
+        let json = wire::encode(message, &riders).map_err(over)?;
         self.link.send(&json, handles, deadline).map_err(|error| match error {
             LinkError::Deadline => NotSent::Deadline,
             LinkError::Begun => NotSent::Begun,
@@ -583,24 +663,35 @@ impl Core {
     }
 
     /// Keeps the owners of a packed message (L1): before it is sent, so that a receipt finds them.
-    /// Refuses where the peer would be lent more than the bounds allow (L5).
-    ///
-    /// # Errors
-    ///
-    /// What the peer holds and what the bounds are, in words.
-    pub(crate) fn keep(&self, packing: &mut Packing) -> Result<Vec<(RungId, LeaseId)>, String> {
-        let owners = std::mem::take(&mut packing.owners);
+    /// Where the peer would be lent more than the bounds allow (L5), refuses or waits, by their policy.
+    pub(crate) fn keep(
+        self: &Arc<Self>,
+        packing: &mut Packing,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<(RungId, LeaseId)>, NotKept> {
+        let mut owners = std::mem::take(&mut packing.owners);
         let leases: Vec<_> =
             owners.iter().map(|(rung, lease, ..)| (rung.clone(), *lease)).collect();
-        match self.keeper.keep_all(owners, self.bounds) {
-            Ok(()) => Ok(leases),
-            Err((text, owners)) => {
-                for (rung, lease, _, owner) in owners {
-                    self.sessions.take_back(&rung, lease, Some(owner));
-                }
-                Err(text)
+        let bytes = owners.iter().map(|(_, _, bytes, _)| bytes).sum();
+        let error = loop {
+            let text;
+            (text, owners) = match self.keeper.keep_all(owners, self.bounds) {
+                Ok(()) => return Ok(leases),
+                Err(refused) => refused,
+            };
+            let room = || self.keeper.has_room(leases.len(), bytes, self.bounds);
+            if self.bounds.policy == AtBound::Refuse || !room().1 {
+                break NotKept::OverBound(text);
             }
+            // Reading meanwhile, since what makes room is read.
+            if let Err(not_yet) = self.wait_for(deadline, |_| room().0.then_some(())) {
+                break NotKept::NotYet(not_yet);
+            }
+        };
+        for (rung, lease, _, owner) in owners {
+            self.sessions.take_back(&rung, lease, Some(owner));
         }
+        Err(error)
     }
 
     /// Ends leases that were never sent.
@@ -614,14 +705,16 @@ impl Core {
     /// Sends receipts that nothing has taken along, and what readers have posted; until the channel is
     /// closed.
     pub(crate) fn flush_receipts(&self) {
-        while let Some(posted) = self.returns.overdue() {
+        let look_around = (self.bounds.alarm / 2).max(Duration::from_millis(10));
+        while let Some(posted) = self.returns.overdue(look_around) {
+            self.keeper.sound_alarms(self.bounds.alarm);
             let mut outcome = Ok(());
             for message in posted {
                 outcome = outcome.and_then(|()| self.send(&message, Vec::new(), None));
             }
-            let leases = self.returns.take();
-            if !leases.is_empty() {
-                let sent = self.write(&Message::Receipts, &leases, &mut Vec::new(), None);
+            let due = self.returns.take(None);
+            if !due.is_empty() {
+                let sent = self.write(&Message::More, &due, &mut Vec::new(), None);
                 outcome = outcome.and(sent);
             }
             if let Err(NotSent::Ended(_)) = outcome {
@@ -649,6 +742,12 @@ impl Core {
     /// Nothing more is said, and the peer sees so; what it says is still heard.
     pub(crate) fn say_goodbye(&self) {
         self.router().closing = true;
+        // What nothing took along yet; a peer that does not read has no use for it.
+        let due = self.returns.take(None);
+        if !due.is_empty() {
+            let soon = Instant::now().checked_add(FAREWELL);
+            let _ = self.write(&Message::More, &due, &mut Vec::new(), soon);
+        }
         self.link.close_for_sending();
         self.changed.notify_all();
         self.unread.notify_all();
@@ -683,7 +782,7 @@ struct Stale {
 #[derive(Default)]
 struct Effects {
     stale: Option<Stale>,
-    accepted: Option<Answer>,
+    accepted: Vec<Answer>,
     /// Of the leases that came home.
     owners: Vec<Owner>,
     spawn: bool,
@@ -696,8 +795,8 @@ fn dispatch(
     core: &Core,
     message: Message,
     handles: VecDeque<Handle>,
-) -> Effects {
-    let mut effects = Effects::default();
+    effects: &mut Effects,
+) {
     match message {
         Message::Call { id, attempt, root, method, parcels, value } => {
             let root = root.unwrap_or(Root { side: core.role.other(), id });
@@ -736,14 +835,8 @@ fn dispatch(
                 core.was_answered_late();
             }
         }
-        Message::Accept { of: Of::Call, id, .. } => {
-            drop(router.deliver(id, Event::Accepted));
-        }
         Message::Refuse { of: Of::Call, id, attempt, storage, reason, text } => {
             drop(router.deliver(id, Event::Refused { attempt, storage, code: reason, text }));
-        }
-        Message::Accept { of: Of::Return, id, attempt } => {
-            effects.accepted = router.take_answer(id, attempt);
         }
         Message::Refuse { of: Of::Return, id, attempt, storage, reason, text } => {
             // Only of an answer that is out, so there are never more of these than answers.
@@ -753,8 +846,7 @@ fn dispatch(
                 effects.spawn = router.pool.push(work);
             }
         }
-        // A second hello says nothing that the first did not; receipts are done with already.
-        Message::Hello(_) | Message::Receipts => {}
+        // A second hello says nothing that the first did not; riders are done with already.
+        Message::Hello(_) | Message::More => {}
     }
-    effects
 }

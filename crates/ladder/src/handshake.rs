@@ -101,5 +101,5 @@ fn hello(role: Role, offers: &Probed) -> Result<(String, Vec<Handle>), Fault> {
         library: env!("CARGO_PKG_VERSION").to_owned(),
         offers: wires,
     });
-    Ok((wire::encode(&message, &[])?, handles))
+    Ok((wire::encode(&message, &wire::Riders::default())?, handles))
 }

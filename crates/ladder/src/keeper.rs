@@ -1,13 +1,13 @@
 //! What keeps lent memory alive, and how leases come home.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rung::{LeaseId, Owner, RungId};
 
-use crate::wire::Message;
+use crate::wire::{Accepted, Message, Of};
 
 /// How long a receipt may wait for a frame to ride on.
 const RIDE: Duration = Duration::from_millis(2);
@@ -23,22 +23,58 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Kept {
     bytes: u64,
     owner: Owner,
+    since: Instant,
+    /// Whether it was warned of.
+    alarmed: bool,
 }
 
-/// How much one peer may be lent at a time (L5): at the bound, a call is an error and its value comes
-/// back.
+/// How much one peer may be lent at a time (L5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Bytes of all blocks: no bound unless said otherwise.
     pub bytes: u64,
-    /// Blocks, each a descriptor: 512 unless said otherwise.
+    /// Blocks, each perhaps a descriptor: 512 unless said otherwise.
     pub leases: usize,
+    /// What happens at the bound.
+    pub policy: AtBound,
+    /// How long the peer may keep a lease before that is warned of (a `tracing` warning, once a lease,
+    /// and [`Peer::alarms`](crate::Peer::alarms)): 2 minutes unless said otherwise. Nothing ends by it.
+    pub alarm: Duration,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { bytes: u64::MAX, leases: 512 }
+        Self {
+            bytes: u64::MAX,
+            leases: 512,
+            policy: AtBound::Refuse,
+            alarm: Duration::from_secs(120),
+        }
     }
+}
+
+/// What a call does that would lend the peer more than the bounds allow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AtBound {
+    /// It is an error at once, and its value comes back.
+    #[default]
+    Refuse,
+    /// It waits until enough is given back, or its deadline passes; meanwhile what the peer sends is
+    /// read. A value that would never fit is an error at once.
+    Wait,
+}
+
+/// A lease that the peer has kept for long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldLease {
+    /// The rung.
+    pub rung: RungId,
+    /// Its number there.
+    pub lease: LeaseId,
+    /// Since it was lent.
+    pub age: Duration,
+    /// What is kept for it.
+    pub bytes: u64,
 }
 
 /// An owner with its rung, lease and bytes.
@@ -52,6 +88,8 @@ pub(crate) struct Keeper {
     table: Mutex<Table>,
     /// Entries of the table, for a look without its lock; changed under it.
     lent: AtomicUsize,
+    /// Leases that were warned of.
+    alarms: AtomicU64,
 }
 
 #[derive(Default)]
@@ -89,9 +127,10 @@ impl Keeper {
             );
             return Err((text, owners));
         }
+        let since = Instant::now();
         for (rung, lease, bytes, owner) in owners {
             // A session mints each lease once, so nothing is replaced.
-            table.kept.insert((rung, lease), Kept { bytes, owner });
+            table.kept.insert((rung, lease), Kept { bytes, owner, since, alarmed: false });
         }
         table.bytes += more;
         self.lent.store(table.kept.len(), Ordering::Relaxed);
@@ -103,7 +142,7 @@ impl Keeper {
     #[must_use]
     pub(crate) fn release(&self, rung: &RungId, lease: LeaseId) -> Option<Owner> {
         let mut table = lock(&self.table);
-        let Kept { bytes, owner } = table.kept.remove(&(rung.clone(), lease))?;
+        let Kept { bytes, owner, .. } = table.kept.remove(&(rung.clone(), lease))?;
         table.bytes -= bytes;
         self.lent.store(table.kept.len(), Ordering::Relaxed);
         Some(owner)
@@ -114,6 +153,53 @@ impl Keeper {
         self.lent.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether so much more would fit: now, and if nothing else were lent.
+    pub(crate) fn has_room(&self, leases: usize, bytes: u64, bounds: Bounds) -> (bool, bool) {
+        let table = lock(&self.table);
+        let now = table.bytes.saturating_add(bytes) <= bounds.bytes
+            && table.kept.len() + leases <= bounds.leases;
+        (now, bytes <= bounds.bytes && leases <= bounds.leases)
+    }
+
+    /// What the peer has kept for at least so long, the oldest first.
+    pub(crate) fn held(&self, at_least: Duration) -> Vec<HeldLease> {
+        let now = Instant::now();
+        let table = lock(&self.table);
+        let mut held: Vec<HeldLease> = table
+            .kept
+            .iter()
+            .map(|((rung, lease), kept)| HeldLease {
+                rung: rung.clone(),
+                lease: *lease,
+                age: now.saturating_duration_since(kept.since),
+                bytes: kept.bytes,
+            })
+            .filter(|held| held.age >= at_least)
+            .collect();
+        drop(table);
+        held.sort_by_key(|held| std::cmp::Reverse(held.age));
+        held
+    }
+
+    /// Warns of what the peer keeps for longer than the window, once each; nothing ends by it.
+    pub(crate) fn sound_alarms(&self, window: Duration) {
+        for HeldLease { rung, lease, age, bytes } in self.held(window) {
+            let mut table = lock(&self.table);
+            let Some(kept) = table.kept.get_mut(&(rung.clone(), lease)) else { continue };
+            if std::mem::replace(&mut kept.alarmed, true) {
+                continue;
+            }
+            drop(table);
+            self.alarms.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(%rung, %lease, ?age, bytes, "the peer keeps a lease for long");
+        }
+    }
+
+    /// Leases that were warned of so far.
+    pub(crate) fn alarms(&self) -> u64 {
+        self.alarms.load(Ordering::Relaxed)
+    }
+
     /// Leases out, and their bytes.
     pub(crate) fn out(&self) -> (usize, u64) {
         let table = lock(&self.table);
@@ -121,85 +207,173 @@ impl Keeper {
     }
 }
 
-/// Leases that this side has let go of and not yet told the peer.
+/// What rides the next frame: leases that came home, messages that were accepted.
+#[derive(Debug, Default)]
+pub(crate) struct Due {
+    pub(crate) leases: Vec<(RungId, LeaseId)>,
+    pub(crate) accepted: Vec<Accepted>,
+    /// Whether a rung has something to say.
+    pub(crate) notices: bool,
+}
+
+impl Due {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.leases.is_empty() && self.accepted.is_empty() && !self.notices
+    }
+}
+
+/// What this side has to tell the peer, and has not yet.
 #[derive(Debug, Default)]
 pub(crate) struct Returns {
     queue: Mutex<Queue>,
     pushed: Condvar,
+    /// Whether anything waits, for a look without the lock; changed under it.
+    waits: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: Vec<(RungId, LeaseId)>,
+    due: Due,
+    /// When the first of it was pushed.
+    since: Option<Instant>,
     posted: Vec<Message>,
+    /// Whether the thread that flushes waits for something to be pushed.
+    idle: bool,
     closed: bool,
 }
 
 impl Returns {
-    /// From a destructor: never blocks for longer than a push takes, and never panics.
-    fn push(&self, rung: RungId, lease: LeaseId) {
+    /// From destructors: never blocks for longer than a push takes, and never panics. The thread that
+    /// flushes is woken once, and then looks at the clock: in steady traffic everything rides a frame
+    /// before it does.
+    fn push(&self, push: impl FnOnce(&mut Due)) {
         let mut queue = lock(&self.queue);
-        if !queue.closed {
-            queue.waiting.push((rung, lease));
+        if queue.closed {
+            return;
+        }
+        push(&mut queue.due);
+        if queue.since.is_none() {
+            queue.since = Some(Instant::now());
+        }
+        self.waits.store(true, Ordering::Relaxed);
+        if queue.idle {
+            queue.idle = false;
             self.pushed.notify_one();
         }
     }
 
-    /// Everything that waits, to ride the next frame.
-    pub(crate) fn take(&self) -> Vec<(RungId, LeaseId)> {
-        std::mem::take(&mut lock(&self.queue).waiting)
+    /// A lease goes home.
+    fn push_lease(&self, rung: RungId, lease: LeaseId) {
+        self.push(|due| due.leases.push((rung, lease)));
+    }
+
+    /// A message was taken; false where so many wait that the peer must have stopped reading.
+    #[must_use]
+    pub(crate) fn accept(&self, accepted: Accepted, leases: Vec<(RungId, LeaseId)>) -> bool {
+        let mut room = true;
+        self.push(|due| {
+            due.leases.extend(leases);
+            room = due.accepted.len() < POSTED;
+            if room {
+                due.accepted.push(accepted);
+            }
+        });
+        room
+    }
+
+    /// A rung has something to say.
+    pub(crate) fn wake(&self) {
+        self.push(|due| due.notices = true);
+    }
+
+    /// Everything that waits, to ride the next frame. An answer says by itself that its call was taken.
+    pub(crate) fn take(&self, answers: Option<u64>) -> Due {
+        if !self.waits.load(Ordering::Relaxed) {
+            return Due::default();
+        }
+        let mut queue = lock(&self.queue);
+        self.waits.store(false, Ordering::Relaxed);
+        queue.since = None;
+        let mut due = std::mem::take(&mut queue.due);
+        drop(queue);
+        if let Some(id) = answers {
+            due.accepted.retain(|accepted| accepted.of != Of::Call || accepted.id != id);
+        }
+        due
     }
 
     /// Back into the queue: the frame that they rode was not sent.
-    pub(crate) fn untake(&self, leases: Vec<(RungId, LeaseId)>) {
-        let mut queue = lock(&self.queue);
-        if !queue.closed {
-            queue.waiting.extend(leases);
-            self.pushed.notify_one();
+    pub(crate) fn untake(&self, due: Due) {
+        if due.is_empty() {
+            return;
         }
+        self.push(|queued| {
+            queued.leases.extend(due.leases);
+            queued.accepted.extend(due.accepted);
+            queued.notices |= due.notices;
+        });
     }
 
-    /// A message for the thread that sends receipts to send, and leases that go home with it; false
-    /// where so many wait that the peer must have stopped reading.
+    /// A message for the thread that flushes to send, and leases that go home with it; false where so
+    /// many wait that the peer must have stopped reading.
     #[must_use]
     pub(crate) fn post(&self, message: Message, leases: Vec<(RungId, LeaseId)>) -> bool {
+        self.push(|due| due.leases.extend(leases));
         let mut queue = lock(&self.queue);
         if queue.closed {
             return true;
         }
-        queue.waiting.extend(leases);
         if queue.posted.len() >= POSTED {
             return false;
         }
         queue.posted.push(message);
+        queue.idle = false;
         self.pushed.notify_one();
         true
     }
 
-    /// Waits until some leases have waited long enough for a frame to ride on, or messages were
-    /// posted, and gives those; none once closed.
-    pub(crate) fn overdue(&self) -> Option<Vec<Message>> {
+    /// Waits until something has waited long enough for a frame to ride on, or messages were posted, or
+    /// so long that it is time to look around; gives the messages; none once closed.
+    pub(crate) fn overdue(&self, look_around: Duration) -> Option<Vec<Message>> {
         let mut queue = lock(&self.queue);
-        while queue.waiting.is_empty() && queue.posted.is_empty() && !queue.closed {
-            queue = self.pushed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if queue.closed {
+                return None;
+            }
+            if !queue.posted.is_empty() {
+                return Some(std::mem::take(&mut queue.posted));
+            }
+            let wait = match queue.since {
+                None => look_around,
+                Some(since) => match RIDE.checked_sub(since.elapsed()) {
+                    Some(left) if !left.is_zero() => left,
+                    _ => return Some(Vec::new()),
+                },
+            };
+            queue.idle = queue.since.is_none();
+            let waited = self.pushed.wait_timeout(queue, wait);
+            let timed_out;
+            (queue, timed_out) = waited.map_or_else(
+                |poisoned| {
+                    let (queue, result) = poisoned.into_inner();
+                    (queue, result.timed_out())
+                },
+                |(queue, result)| (queue, result.timed_out()),
+            );
+            if timed_out && queue.idle {
+                queue.idle = false;
+                return Some(Vec::new());
+            }
         }
-        if queue.closed {
-            return None;
-        }
-        let posted = std::mem::take(&mut queue.posted);
-        drop(queue);
-        if posted.is_empty() {
-            std::thread::sleep(RIDE);
-        }
-        Some(posted)
     }
 
     /// Nothing is told any more: the peer is gone.
     pub(crate) fn close(&self) {
         let mut queue = lock(&self.queue);
         queue.closed = true;
-        queue.waiting.clear();
+        queue.due = Due::default();
         queue.posted.clear();
+        self.waits.store(false, Ordering::Relaxed);
         self.pushed.notify_all();
     }
 }
@@ -220,7 +394,7 @@ impl LeaseGuard {
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        self.returns.push(self.rung.clone(), self.lease);
+        self.returns.push_lease(self.rung.clone(), self.lease);
     }
 }
 
@@ -274,7 +448,7 @@ mod tests {
     fn at_the_bound_nothing_is_kept() {
         let keeper = Keeper::default();
         let owner = |lease, bytes| (RungId::SHM, LeaseId(lease), bytes, Box::new(()) as Owner);
-        let bounds = Bounds { bytes: 100, leases: 3 };
+        let bounds = Bounds { bytes: 100, leases: 3, ..Bounds::default() };
         let keeps = |owners| keeper.keep_all(owners, bounds).is_ok();
         assert!(keeps(vec![owner(1, 60)]));
         assert!(!keeps(vec![owner(2, 10), owner(3, 31)]));
@@ -307,12 +481,47 @@ mod tests {
     fn a_guard_tells_once_and_never_after_the_end() {
         let returns = Arc::new(Returns::default());
         drop(LeaseGuard::new(&returns, RungId::SHM, LeaseId(1)));
-        assert_eq!(returns.take(), [(RungId::SHM, LeaseId(1))]);
-        assert_eq!(returns.take(), []);
+        assert_eq!(returns.take(None).leases, [(RungId::SHM, LeaseId(1))]);
+        assert!(returns.take(None).is_empty());
         let late = LeaseGuard::new(&returns, RungId::SHM, LeaseId(2));
         returns.close();
         drop(late);
-        assert_eq!(returns.take(), []);
-        assert!(returns.overdue().is_none());
+        assert!(returns.take(None).is_empty());
+        assert!(returns.overdue(Duration::from_secs(60)).is_none());
+    }
+
+    #[test]
+    fn a_lease_that_is_kept_for_long_is_warned_of_once_and_lives_on() {
+        let keeper = Keeper::default();
+        let owner: Owner = Box::new(());
+        let kept = keeper.keep_all(vec![(RungId::SHM, LeaseId(7), 42, owner)], Bounds::default());
+        assert!(kept.is_ok());
+        keeper.sound_alarms(Duration::from_secs(60));
+        assert_eq!(keeper.alarms(), 0);
+        keeper.sound_alarms(Duration::ZERO);
+        keeper.sound_alarms(Duration::ZERO);
+        assert_eq!(keeper.alarms(), 1);
+        let held = keeper.held(Duration::ZERO);
+        assert_eq!((held[0].lease, held[0].bytes), (LeaseId(7), 42));
+        assert!(keeper.release(&RungId::SHM, LeaseId(7)).is_some());
+    }
+
+    /// What nothing takes along is due soon; what a frame takes along is not due any more.
+    #[test]
+    fn what_waits_is_due_within_its_ride() {
+        let returns = Arc::new(Returns::default());
+        drop(LeaseGuard::new(&returns, RungId::SHM, LeaseId(1)));
+        let started = Instant::now();
+        assert!(returns.overdue(Duration::from_secs(60)).unwrap().is_empty());
+        assert!(started.elapsed() < Duration::from_secs(10));
+        let taken = returns.take(None);
+        returns.untake(taken);
+        assert!(returns.accept(Accepted { of: Of::Call, id: 3, attempt: 1 }, Vec::new()));
+        assert!(returns.accept(Accepted { of: Of::Return, id: 3, attempt: 1 }, Vec::new()));
+        let due = returns.take(Some(3));
+        assert_eq!((due.leases.len(), due.accepted.len()), (1, 1));
+        assert_eq!(due.accepted[0].of, Of::Return);
+        assert!(returns.post(Message::More, Vec::new()));
+        assert_eq!(returns.overdue(Duration::from_secs(60)).unwrap().len(), 1);
     }
 }

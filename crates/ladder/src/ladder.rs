@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rung::{Carrier, Form, LeaseId, Offer, Owner, Reason, Refusal, Rung, RungId, Session, Trust};
+use rung::{Carrier, Form, LeaseId, Meta, Offer, Owner, Reason, Refusal, Rung, RungId, Session, Trust};
 
 /// Rungs from the highest to the lowest.
 #[derive(Debug, Clone)]
@@ -127,6 +127,24 @@ impl Sessions {
             carrier.released(carrier.receipt(lease));
         }
         drop(owner);
+    }
+
+    /// What the rungs have to say to the peer's.
+    pub(crate) fn notices(&self) -> Vec<(RungId, Meta)> {
+        let notices = self.opened.iter().filter_map(|opened| match &opened.session {
+            Ok(Session::Carrier(carrier)) => Some((opened.id.clone(), carrier.notice()?)),
+            _ => None,
+        });
+        notices.collect()
+    }
+
+    /// Has every rung call this when it has something to say.
+    pub(crate) fn wake_with(&self, wake: &Arc<dyn Fn() + Send + Sync>) {
+        for opened in &self.opened {
+            if let Ok(Session::Carrier(carrier)) = &opened.session {
+                carrier.wake_with(Arc::clone(wake));
+            }
+        }
     }
 
     /// Takes a carrier out of use for sending; whether a lower one is left.

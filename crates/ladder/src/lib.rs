@@ -70,7 +70,7 @@ pub use fail::ALL as FAILPOINTS;
 
 pub use error::{CallError, CallErrorKind, ConnectError, Ended};
 pub use handler::{Failure, Handler, Methods};
-pub use keeper::Bounds;
+pub use keeper::{AtBound, Bounds, HeldLease};
 pub use ladder::Ladder;
 pub use outside::Listener;
 pub use route::{Leg, Route, What};
@@ -83,4 +83,4 @@ pub use rung::{
 };
 pub use segment::PeerTrust;
 #[cfg(feature = "shm")]
-pub use tier_shm::{self, TensorMut};
+pub use tier_shm::{self, TensorMut, release, share};

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rung::{Fault, Reason, Value, limits};
 
 use crate::channel::{Channel, Peer};
-use crate::core::{Answer, Core, Incoming, NotSent, Work};
+use crate::core::{Answer, Core, Incoming, NotKept, NotSent, NotYet, Work};
 use crate::error::Ended;
 use crate::fail::reached;
 use crate::handler::{Failure, Handler};
@@ -122,7 +122,7 @@ impl Core {
 
     /// Sends an answer, and keeps its value until the caller has accepted it.
     fn send_answer(
-        &self,
+        self: &Arc<Self>,
         id: u64,
         attempt: u32,
         value: Value,
@@ -134,9 +134,13 @@ impl Core {
             Ok(packing) => packing,
             Err(unsendable) => return fail("unsendable", unsendable.to_string()),
         };
-        let leases = match self.keep(&mut packing) {
+        let leases = match self.keep(&mut packing, deadline) {
             Ok(leases) => leases,
-            Err(text) => return fail("over-bound", text),
+            Err(NotKept::OverBound(text)) => return fail("over-bound", text),
+            Err(NotKept::NotYet(NotYet::Ended(ended))) => return Err(ended),
+            Err(NotKept::NotYet(NotYet::Deadline)) => {
+                return fail("abandoned", "there was no room for the answer in time".into());
+            }
         };
         reached("answer-packed");
         let rungs = rungs_of(&packing);
@@ -148,7 +152,7 @@ impl Core {
             let mut router = self.router();
             let room = router.answers.len() < ANSWERS;
             let before = if room {
-                router.answers.insert(id, Answer { value, attempt, rungs })
+                router.answers.insert(id, Answer { value, attempt, blocks, rungs })
             } else {
                 None
             };
@@ -183,15 +187,14 @@ impl Core {
 
     /// The caller could not take an answer: the next way, or an error that says so.
     fn answer_again(
-        &self,
+        self: &Arc<Self>,
         id: u64,
         answer: Answer,
         storage: usize,
         code: &str,
         text: &str,
     ) -> Result<(), Ended> {
-        let Answer { value, attempt, rungs } = answer;
-        let mut blocks = if attempt == 1 { Blocks::AsTheyAre } else { Blocks::Fresh };
+        let Answer { value, attempt, mut blocks, rungs } = answer;
         let again =
             attempt < ATTEMPTS && next_blocks(self, &mut blocks, &rungs, storage, code, text);
         if again {

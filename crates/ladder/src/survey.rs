@@ -13,7 +13,7 @@ use crate::bundle::{ALIGN, Bundle, Member};
 pub(crate) enum Blocks {
     /// Shared storages as they are.
     AsTheyAre,
-    /// All copied to fresh blocks: the answer to a block that the peer could not take.
+    /// All copied to blocks that were used for nothing before: the answer to a block that the peer could not take.
     Fresh,
 }
 
@@ -209,7 +209,10 @@ pub(crate) fn place(survey: Survey, blocks: Blocks) -> (Places, Table) {
     let mut open: Option<(Bundle, Named)> = None;
     for (index, seen) in private {
         let (member, base, gathered) = member(&seen);
-        let (mut bundle, first) = open.take().unwrap_or((Bundle::default(), seen.first));
+        let (mut bundle, first) = open.take().unwrap_or_else(|| {
+            let fresh = blocks == Blocks::Fresh;
+            (Bundle::new(fresh), seen.first)
+        });
         let at = bundle.push(member);
         places[index] = Some(Place { entry: table.len(), at, base, gathered });
         if rung::Memory::len(&bundle) >= most {

@@ -10,7 +10,7 @@ use crate::error::Ended;
 use crate::fail::reached;
 use crate::pack::{Blocks, Packing};
 use crate::unpack::{self, Entry, NotTaken};
-use crate::wire::{Message, Of};
+use crate::wire::{Accepted, Message, Of};
 
 /// Attempts at sending one value: as it is, rung by rung down, and once in fresh blocks.
 pub(crate) const ATTEMPTS: u32 = 16;
@@ -23,7 +23,7 @@ pub(crate) enum TakeError {
 }
 
 impl Core {
-    /// Imports what came, and tells the sender: ACCEPT, or NACK.
+    /// Imports what came, and tells the sender that it was accepted, soon, or that it was not, at once.
     pub(crate) fn take(
         &self,
         of: Of,
@@ -43,17 +43,9 @@ impl Core {
         match unpack::import(&self.sessions, &self.returns, parcels, handles) {
             Ok(table) => {
                 reached("call-imported");
-                let message = Message::Accept { of, id, attempt };
-                let mut accepted = self.send(&message, Vec::new(), deadline);
-                if matches!(accepted, Err(NotSent::Deadline)) {
-                    // Said later: until then the sender keeps what it sent.
-                    self.post(message, &[]);
-                    accepted = Ok(());
-                }
-                // An answer that is here is here, whatever became of whoever sent it.
-                if of == Of::Call {
-                    accepted.map_err(ended)?;
-                }
+                // It rides the next frame, an answer to this very call perhaps, or goes alone soon: until
+                // then the sender keeps what it sent.
+                self.accept(Accepted { of, id, attempt }, &[]);
                 Ok(table)
             }
             Err(NotTaken::Storage(storage, fault)) => {
@@ -80,6 +72,7 @@ impl Core {
     }
 }
 
+/// What each storage of a message rides, in the order of the table.
 pub(crate) fn rungs_of(packing: &Packing) -> Vec<RungId> {
     packing.parcels.iter().map(|parcel| parcel.lease().0.clone()).collect()
 }
@@ -96,6 +89,11 @@ pub(crate) fn next_blocks(
     let Some(rung) = rungs.get(storage) else {
         return false;
     };
+    if code == Reason::UnknownBlock.code() {
+        // The rung heard so with the receipt; this time it sends all there is.
+        tracing::debug!(%rung, "the peer does not know a block");
+        return true;
+    }
     if core.sessions.demote(rung) {
         tracing::warn!(%rung, code, "the peer could not take a storage and the rung is demoted: {text}");
         return true;

@@ -1,22 +1,26 @@
 //! The messages of a channel, as JSON.
 //!
 //! ```text
-//! {"v":1,"k":"hello","role":"host","p":[1,1],"lib":"0.1.0","offers":[{"r":"shm","m":1},…]}
-//! {"v":1,"k":"call","id":1,"n":1,"m":"invert","p":[parcel,…],"a":value}
-//! {"v":1,"k":"call","id":1,"n":1,"t":"h1","m":"progress","p":[],"a":value}
-//! {"v":1,"k":"ret","id":1,"n":1,"p":[parcel,…],"a":value}
-//! {"v":1,"k":"err","id":1,"code":"unknown-method","text":"…"}
-//! {"v":1,"k":"acc","of":"call","id":1,"n":1}
-//! {"v":1,"k":"nack","of":"ret","id":1,"n":1,"s":0,"why":"unsealed","text":"…"}
-//! {"v":1,"k":"rel","rel":[{"r":"shm","l":7},…]}
+//! {"v":2,"k":"hello","role":"host","p":[2,2],"lib":"0.1.0","offers":[{"r":"shm","m":2},…]}
+//! {"v":2,"k":"call","id":1,"n":1,"m":"invert","p":[parcel,…],"a":value}
+//! {"v":2,"k":"call","id":1,"n":1,"t":"h1","m":"progress","p":[],"a":value}
+//! {"v":2,"k":"ret","id":1,"n":1,"p":[parcel,…],"a":value}
+//! {"v":2,"k":"err","id":1,"code":"unknown-method","text":"…"}
+//! {"v":2,"k":"nack","of":"ret","id":1,"n":1,"s":0,"why":"unsealed","text":"…"}
+//! {"v":2,"k":"more","rel":[{"r":"shm","l":7},…],"acc":[["call",1,1],…],"say":[["shm",{"x":[7]}],…]}
 //! ```
 //!
 //! `v` is the protocol version, `id` the caller's number of the call, `n` the attempt at sending it,
 //! `t` the root that a call is nested in (`h` the host's or `w` the worker's, and its number there),
-//! `of` what was accepted or refused (`call` or `ret`), `s` an index into the parcels. `rel` may stand
-//! in any message but hello: leases that come home. A parcel is
+//! `of` what was refused (`call` or `ret`), `s` an index into the parcels. Three lists may stand in any
+//! message but hello, and go alone where no other is sent soon: `rel`, leases that come home; `acc`, what
+//! was accepted (of what, its id and its attempt; an answer accepts its call); and `say`, what a rung's
+//! session has to say to the peer's. A parcel is
 //! `{"r":rung,"l":lease,"n":bytes,"c":copies,"h":handles,"m":the rung's own}`, with `c` and `h` left
-//! out where they are 0. Of `shm`, `m` is null, or `"forwarded"` where the block is not the sender's own. The frame's descriptors are those of the parcels in order, then those of the
+//! out where they are 0. Of `shm`, `m` is null or an object: `b` the block's number, by which alone it is
+//! named once its descriptor has gone, and `f` (true) where the block is not the sender's own; its `say`
+//! lists blocks that need not be kept any more, and the `m` of its receipts is `"unknown"` (a number said
+//! nothing) or `"exposed"` (the block was lent on to a stranger). The frame's descriptors are those of the parcels in order, then those of the
 //! receipts; a hello's are those of its offers.
 //!
 //! In a value (the grammar of `tier_inline::codec`), leaves that ride a rung are
@@ -33,12 +37,12 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use rung::{Fault, OfferWire, ParcelWire, Reason, ReceiptWire, limits};
+use rung::{Fault, Meta, OfferWire, ParcelWire, Reason, ReceiptWire, RungId, limits};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 /// The version of the protocol that every message carries.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Which side of a channel a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -125,11 +129,6 @@ pub(crate) enum Message {
         code: String,
         text: String,
     },
-    Accept {
-        of: Of,
-        id: u64,
-        attempt: u32,
-    },
     Refuse {
         of: Of,
         id: u64,
@@ -138,7 +137,37 @@ pub(crate) enum Message {
         reason: String,
         text: String,
     },
-    Receipts,
+    /// Nothing but what rides any message.
+    More,
+}
+
+/// A message that was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Accepted {
+    pub(crate) of: Of,
+    pub(crate) id: u64,
+    pub(crate) attempt: u32,
+}
+
+impl Serialize for Accepted {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (self.of, self.id, self.attempt).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Accepted {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (of, id, attempt) = Deserialize::deserialize(deserializer)?;
+        Ok(Self { of, id, attempt })
+    }
+}
+
+/// What rides a message.
+#[derive(Debug, Default)]
+pub(crate) struct Riders {
+    pub(crate) receipts: Vec<ReceiptWire>,
+    pub(crate) accepted: Vec<Accepted>,
+    pub(crate) notices: Vec<(RungId, Meta)>,
 }
 
 /// Texts of an error frame are cut to this many characters.
@@ -149,7 +178,7 @@ const TEXT: usize = 2_000;
 /// # Errors
 ///
 /// What serde gives for the rungs' own metadata, which was JSON before.
-pub(crate) fn encode(message: &Message, receipts: &[ReceiptWire]) -> Result<String, Fault> {
+pub(crate) fn encode(message: &Message, riders: &Riders) -> Result<String, Fault> {
     let mut out = String::with_capacity(256);
     let mut field = |name: &str, json: &str| {
         out.push_str(if out.is_empty() { "{\"" } else { ",\"" });
@@ -190,12 +219,6 @@ pub(crate) fn encode(message: &Message, receipts: &[ReceiptWire]) -> Result<Stri
             field("code", &json(code)?);
             field("text", &json(&cut(text))?);
         }
-        Message::Accept { of, id, attempt } => {
-            field("k", "\"acc\"");
-            field("of", &json(of)?);
-            field("id", &id.to_string());
-            field("n", &attempt.to_string());
-        }
         Message::Refuse { of, id, attempt, storage, reason, text } => {
             field("k", "\"nack\"");
             field("of", &json(of)?);
@@ -205,10 +228,16 @@ pub(crate) fn encode(message: &Message, receipts: &[ReceiptWire]) -> Result<Stri
             field("why", &json(reason)?);
             field("text", &json(&cut(text))?);
         }
-        Message::Receipts => field("k", "\"rel\""),
+        Message::More => field("k", "\"more\""),
     }
-    if !receipts.is_empty() || matches!(message, Message::Receipts) {
-        field("rel", &json(&receipts)?);
+    if !riders.receipts.is_empty() {
+        field("rel", &json(&riders.receipts)?);
+    }
+    if !riders.accepted.is_empty() {
+        field("acc", &json(&riders.accepted)?);
+    }
+    if !riders.notices.is_empty() {
+        field("say", &json(&riders.notices)?);
     }
     let _ = out.write_char('}');
     Ok(out)
@@ -237,9 +266,8 @@ enum Kind {
     Call,
     Ret,
     Err,
-    Acc,
     Nack,
-    Rel,
+    More,
 }
 
 /// Every key that any message has; which of them a kind needs is checked after.
@@ -273,6 +301,10 @@ struct Raw<'a> {
     offers: Option<Vec<OfferWire>>,
     #[serde(default)]
     rel: Vec<ReceiptWire>,
+    #[serde(default)]
+    acc: Vec<Accepted>,
+    #[serde(default)]
+    say: Vec<(RungId, Meta)>,
 }
 
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
@@ -310,7 +342,7 @@ fn parcels(part: Option<&RawValue>) -> Result<Vec<ParcelWire>, Fault> {
 /// # Errors
 ///
 /// [`Reason::BadMetadata`] for anything but one of the messages above, [`Reason::OverCap`].
-pub(crate) fn decode(json: &str) -> Result<(Message, Vec<ReceiptWire>), Fault> {
+pub(crate) fn decode(json: &str) -> Result<(Message, Riders), Fault> {
     let raw: Raw<'_> = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
     // A hello is read whatever its version, so that a mismatch can name both.
     if raw.v != VERSION && !matches!(raw.k, Kind::Hello) {
@@ -350,7 +382,6 @@ pub(crate) fn decode(json: &str) -> Result<(Message, Vec<ReceiptWire>), Fault> {
             code: text(raw.code, "code", limits::ERROR_CODE)?,
             text: text(raw.text, "text", 4 * TEXT)?,
         },
-        Kind::Acc => Message::Accept { of: of()?, id: id()?, attempt: attempt()? },
         Kind::Nack => Message::Refuse {
             of: of()?,
             id: id()?,
@@ -359,15 +390,15 @@ pub(crate) fn decode(json: &str) -> Result<(Message, Vec<ReceiptWire>), Fault> {
             reason: text(raw.why, "why", 64)?,
             text: text(raw.text, "text", 4 * TEXT)?,
         },
-        Kind::Rel => Message::Receipts,
+        Kind::More => Message::More,
     };
-    Ok((message, raw.rel))
+    Ok((message, Riders { receipts: raw.rel, accepted: raw.acc, notices: raw.say }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rung::{LeaseId, Meta, Offer, Parcel, Receipt, RungId};
+    use rung::{LeaseId, Offer, Parcel, Receipt};
 
     fn parcel() -> ParcelWire {
         let handle = std::fs::File::open("/dev/null").unwrap().into();
@@ -382,7 +413,9 @@ mod tests {
     }
 
     /// One of each message, in both directions, as the peers write them.
-    fn every_message() -> Vec<(Message, Vec<ReceiptWire>)> {
+    fn every_message() -> Vec<(Message, Riders)> {
+        let none = Riders::default;
+        let receipts = |receipts| Riders { receipts, ..Riders::default() };
         let offer = |rung| {
             let meta = Meta::write(&1).unwrap();
             Offer { rung, meta, handles: vec![] }.split().unwrap().0
@@ -403,8 +436,8 @@ mod tests {
             text: Fault::from(Reason::Unsealed).to_string(),
         };
         vec![
-            (hello(Role::Host), vec![]),
-            (hello(Role::Worker), vec![]),
+            (hello(Role::Host), none()),
+            (hello(Role::Worker), none()),
             (
                 Message::Call {
                     id,
@@ -414,7 +447,7 @@ mod tests {
                     parcels: vec![parcel()],
                     value: tensor.clone(),
                 },
-                vec![],
+                none(),
             ),
             (
                 Message::Call {
@@ -425,13 +458,12 @@ mod tests {
                     parcels: vec![],
                     value: "null".into(),
                 },
-                vec![receipt(), receipt()],
+                receipts(vec![receipt(), receipt()]),
             ),
-            (Message::Accept { of: Of::Call, id, attempt }, vec![]),
-            (refuse(Of::Call), vec![receipt()]),
+            (refuse(Of::Call), receipts(vec![receipt()])),
             (
                 Message::Return { id, attempt, parcels: vec![parcel()], value: tensor },
-                vec![receipt()],
+                receipts(vec![receipt()]),
             ),
             (
                 Message::Error {
@@ -439,11 +471,20 @@ mod tests {
                     code: "unknown-method".into(),
                     text: "no method \"x\"".into(),
                 },
-                vec![],
+                none(),
             ),
-            (Message::Accept { of: Of::Return, id, attempt }, vec![]),
-            (refuse(Of::Return), vec![]),
-            (Message::Receipts, vec![receipt()]),
+            (refuse(Of::Return), none()),
+            (
+                Message::More,
+                Riders {
+                    receipts: vec![receipt()],
+                    accepted: vec![
+                        Accepted { of: Of::Call, id, attempt },
+                        Accepted { of: Of::Return, id: 2, attempt },
+                    ],
+                    notices: vec![(RungId::SHM, Meta::from_json(r#"{"x":[7]}"#.into()).unwrap())],
+                },
+            ),
         ]
     }
 
@@ -452,10 +493,10 @@ mod tests {
     fn messages_are_what_they_were() {
         let golden = include_str!("../tests/golden/messages.jsonl");
         let mut written = String::new();
-        for (message, receipts) in every_message() {
-            let json = encode(&message, &receipts).unwrap();
-            let (back, back_receipts) = decode(&json).unwrap();
-            assert_eq!(encode(&back, &back_receipts).unwrap(), json);
+        for (message, riders) in every_message() {
+            let json = encode(&message, &riders).unwrap();
+            let (back, back_riders) = decode(&json).unwrap();
+            assert_eq!(encode(&back, &back_riders).unwrap(), json);
             written += &json;
             written.push('\n');
         }
@@ -473,22 +514,23 @@ mod tests {
             "",
             "1",
             "{}",
-            r#"{"v":2,"k":"rel"}"#,
-            r#"{"v":1,"k":"what"}"#,
-            r#"{"v":1,"k":"acc","of":"call","id":1}"#,
-            r#"{"v":1,"k":"acc","of":"hello","id":1,"n":1}"#,
-            r#"{"v":1,"k":"call","id":1,"n":1,"m":"x","p":[]}"#,
-            r#"{"v":1,"k":"call","id":1,"n":1,"m":"x","p":[{}],"a":1}"#,
-            r#"{"v":1,"k":"call","id":-1,"n":1,"m":"x","p":[],"a":1}"#,
-            r#"{"v":1,"k":"rel","rel":[],"extra":1}"#,
-            r#"{"v":1,"k":"call","id":1,"n":1,"t":"x1","m":"x","p":[],"a":1}"#,
-            r#"{"v":1,"k":"call","id":1,"n":1,"t":"h+1","m":"x","p":[],"a":1}"#,
-            r#"{"v":1,"k":"call","id":1,"n":1,"t":"","m":"x","p":[],"a":1}"#,
+            r#"{"v":3,"k":"more"}"#,
+            r#"{"v":2,"k":"what"}"#,
+            r#"{"v":2,"k":"more","acc":[["call",1]]}"#,
+            r#"{"v":2,"k":"more","acc":[["hello",1,1]]}"#,
+            r#"{"v":2,"k":"more","say":[["shm"]]}"#,
+            r#"{"v":2,"k":"call","id":1,"n":1,"m":"x","p":[]}"#,
+            r#"{"v":2,"k":"call","id":1,"n":1,"m":"x","p":[{}],"a":1}"#,
+            r#"{"v":2,"k":"call","id":-1,"n":1,"m":"x","p":[],"a":1}"#,
+            r#"{"v":2,"k":"more","rel":[],"extra":1}"#,
+            r#"{"v":2,"k":"call","id":1,"n":1,"t":"x1","m":"x","p":[],"a":1}"#,
+            r#"{"v":2,"k":"call","id":1,"n":1,"t":"h+1","m":"x","p":[],"a":1}"#,
+            r#"{"v":2,"k":"call","id":1,"n":1,"t":"","m":"x","p":[],"a":1}"#,
         ] {
             assert_eq!(decode(json).unwrap_err().reason(), Reason::BadMetadata, "{json}");
         }
         let long = format!(
-            r#"{{"v":1,"k":"call","id":1,"n":1,"m":"{}","p":[],"a":1}}"#,
+            r#"{{"v":2,"k":"call","id":1,"n":1,"m":"{}","p":[],"a":1}}"#,
             "x".repeat(limits::METHOD_NAME + 1)
         );
         assert_eq!(decode(&long).unwrap_err().reason(), Reason::OverCap);
@@ -505,7 +547,7 @@ mod tests {
 
     #[test]
     fn a_null_value_is_a_value() {
-        let json = r#"{"v":1,"k":"ret","id":1,"n":1,"p":[],"a":null}"#;
+        let json = r#"{"v":2,"k":"ret","id":1,"n":1,"p":[],"a":null}"#;
         let (Message::Return { value, .. }, _) = decode(json).unwrap() else { panic!() };
         assert_eq!(value, "null");
     }

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rung::limits::FRAME_HANDLES;
 use rung::{Fault, Handle, Reason};
@@ -113,6 +113,8 @@ pub struct Link {
     ended_first: OnceLock<bool>,
     /// The first fault, for good.
     fault: OnceLock<Fault>,
+    /// How long to look before sleeping, in nanoseconds.
+    spin: AtomicU64,
     counters: Counters,
 }
 
@@ -154,6 +156,7 @@ impl Link {
             inbox: Mutex::default(),
             ended_first: OnceLock::new(),
             fault: OnceLock::new(),
+            spin: AtomicU64::new(0),
             counters: Counters::default(),
         }
     }
@@ -164,6 +167,13 @@ impl Link {
     pub fn watching(mut self, pidfd: OwnedFd) -> Self {
         self.peer = Some(pidfd);
         self
+    }
+
+    /// Has [`Self::receive`] look again and again for so long before it sleeps. It takes a whole core for
+    /// that time, and saves the time that waking up takes.
+    pub fn spin_for(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.spin.store(nanos, Ordering::Relaxed);
     }
 
     /// Takes no frames larger than this, from now on.
@@ -383,6 +393,9 @@ impl Link {
                 }
                 continue;
             }
+            if self.spin(deadline, &mut inbox)? {
+                continue;
+            }
             let ready = self.poll(PollFlags::IN, deadline)?;
             if ready.socket.is_empty() && ready.peer_exited {
                 // It may have written between our read and its death.
@@ -391,6 +404,23 @@ impl Link {
                 }
             }
         }
+    }
+
+    /// Looks again and again for as long as this link spins; whether something came.
+    fn spin(&self, deadline: Option<Instant>, inbox: &mut Inbox) -> Result<bool, LinkError> {
+        let time = self.spin.load(Ordering::Relaxed);
+        if time == 0 {
+            return Ok(false);
+        }
+        let until = Instant::now().checked_add(Duration::from_nanos(time));
+        let until = until.into_iter().chain(deadline).min();
+        while until.is_none_or(|until| Instant::now() < until) {
+            if self.read_some(inbox)? {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(false)
     }
 
     /// A frame that has already come, without waiting.

@@ -78,6 +78,8 @@ reasons! {
     InvalidBits = "invalid-bits", "the bytes are no value of the type", Some("read them as u8");
     /// The owner can still write the memory and is not trusted.
     PeerNotTrusted = "peer-not-trusted", "the peer could still write this memory", Some("copy out, have it sealed, or trust the peer");
+    /// The memory belongs to this process alone.
+    PrivateMemory = "private-memory", "the memory is private to this process", Some("put it into shared memory first");
     /// Memory is still lent out, so it cannot be written.
     StillLent = "still-lent", "the memory is still lent out", Some("wait until every receiver has let go");
 
@@ -108,6 +110,8 @@ reasons! {
     WrongSize = "wrong-size", "the segment is not as long as declared", None;
     /// The segment has holes: reading it would charge the reader, or fail.
     Sparse = "sparse", "the segment is not fully allocated", Some("allocate it (fallocate) before it is sent");
+    /// A block that this side was told of, and has not or no longer.
+    UnknownBlock = "unknown-block", "no such block is held", None;
     /// A rung that this side has not opened.
     UnknownRung = "unknown-rung", "no such rung is open", None;
     /// A tag that this side does not know.

@@ -88,6 +88,12 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
     fn is_shared(&self) -> bool {
         false
     }
+
+    /// Whether its copy must lie in memory that was used for nothing before: the answer to a peer that
+    /// could not take what it was sent.
+    fn needs_fresh_memory(&self) -> bool {
+        false
+    }
 }
 
 /// Which carrier and lease an imported storage came by.

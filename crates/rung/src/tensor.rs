@@ -347,15 +347,24 @@ impl Tensor {
         if whole { Ok(()) } else { Err(Reason::OutOfBounds.into()) }
     }
 
-    /// The memory and the layout, if nobody else holds the storage and its memory is an `M`.
+    /// The memory and the layout, if nobody else holds the storage, its memory is an `M`, and the caller
+    /// may have it: asked last, when nobody else can change the answer.
     ///
     /// # Errors
     ///
     /// The tensor, unchanged.
-    pub fn try_into_memory<M: Memory>(self) -> Result<(M, Layout), Self> {
+    pub fn try_into_memory<M: Memory>(
+        self,
+        may: impl FnOnce(&M) -> bool,
+    ) -> Result<(M, Layout), Self> {
         let Self { storage, layout, flags } = self;
-        let taken = Arc::try_unwrap(storage)
-            .and_then(|storage| storage.into_memory::<M>().map_err(Arc::new));
+        let taken = Arc::try_unwrap(storage).and_then(|storage| {
+            if storage.memory_as::<M>().is_some_and(may) {
+                storage.into_memory::<M>().map_err(Arc::new)
+            } else {
+                Err(Arc::new(storage))
+            }
+        });
         match taken {
             Ok(memory) => Ok((memory, layout)),
             Err(storage) => Err(Self { storage, layout, flags }),

@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::parcel::{LeaseId, Meta, Offer, Parcel, Receipt, RungId};
-use crate::reason::{Fault, Refusal};
+use crate::reason::{Fault, Reason, Refusal};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use crate::value::Value;
@@ -90,6 +90,12 @@ pub trait Carrier: Send + Sync {
     /// A fault, which is told to the sender, who sends again on a lower rung.
     fn import(&self, parcel: Parcel) -> Result<Storage, Fault>;
 
+    /// What was exported under this lease has been sent: whatever is sent from now on comes after it.
+    ///
+    /// A transport that keeps its order tells this, so that what went once (a descriptor) need not go
+    /// again. One that tells nothing sends it each time.
+    fn sent(&self, _lease: LeaseId) {}
+
     /// The importer lets go of a lease.
     fn receipt(&self, lease: LeaseId) -> Receipt;
 
@@ -99,6 +105,26 @@ pub trait Carrier: Send + Sync {
     /// The peer is gone for sure, by the end of the stream and its process's exit (L3): its leases
     /// end by this rung's own rules. Told before their owners are dropped.
     fn peer_gone(&self);
+
+    /// Something that this session has to say to the peer's, outside any parcel: to be asked for
+    /// whenever something is sent, and when it [asks to be](Self::wake_with).
+    fn notice(&self) -> Option<Meta> {
+        None
+    }
+
+    /// What the peer's session had to say.
+    ///
+    /// # Errors
+    ///
+    /// A fault where it is nothing that this rung says.
+    fn noticed(&self, _notice: Meta) -> Result<(), Fault> {
+        Err(Fault::new(Reason::BadMetadata, "this rung has nothing to say"))
+    }
+
+    /// Gives the session a way to ask that its [notices](Self::notice) be sent though nothing else is.
+    ///
+    /// It may be called from destructors, so it must neither block nor panic.
+    fn wake_with(&self, _wake: Arc<dyn Fn() + Send + Sync>) {}
 }
 
 /// A part of a value that a form may take whole.

@@ -1,21 +1,23 @@
 //! Blocks of ours that are written, lent out, and written again.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, SealFlag, fallocate};
+use nix::fcntl::SealFlag;
 use rung::{Reason, Refusal};
 
-use crate::file::{Block, SIZE_SEALS, add_seals, duplicate, new_file, nonzero, number, refused};
-use crate::headroom;
-use crate::mapping::Writer;
+use crate::file::{Block, SIZE_SEALS, add_seals, allocate, duplicate, new_file, refused};
+use crate::filling::Filling;
+use crate::id::BlockId;
+use crate::pool::{Own, Pool, size_class};
 use crate::sealed::Sealed;
 
 /// A writable block with one owner.
 ///
 /// Written through `&mut`, then [sealed](Self::seal) for good or [shared](Self::share) until it
-/// comes back:
+/// comes back. It begins at a page, so elements of any type are aligned. Dropped, it goes back to its
+/// [`Pool`].
 ///
 /// ```
 /// # #[cfg(target_os = "linux")] {
@@ -23,7 +25,7 @@ use crate::sealed::Sealed;
 /// draft.bytes_mut().fill(1);
 /// let shared = draft.share()?;
 /// assert_eq!(shared.bytes(), [1; 8]);
-/// let mut again = shared.reclaim();
+/// let mut again = shared.reclaim().expect("nobody looks at it");
 /// again.bytes_mut().fill(2);
 /// # }
 /// # Ok::<(), rung::Refusal>(())
@@ -42,14 +44,16 @@ use crate::sealed::Sealed;
 /// ```
 #[derive(Debug)]
 pub struct Draft {
-    pub(crate) file: File,
-    writer: Writer,
-    /// Whether a peer has seen it: its seals are then final.
-    was_shared: bool,
+    /// There until it is dropped or sealed.
+    own: Option<Own>,
+    /// Of the contents; the block may be longer.
+    len: usize,
+    id: Arc<BlockId>,
+    pool: Arc<Pool>,
 }
 
 impl Draft {
-    /// A new block of zeros.
+    /// A block of zeros, from the process's pool.
     ///
     /// Its memory is allocated at once (fallocate(2)): a full machine is a refusal here, not a
     /// SIGBUS later.
@@ -59,29 +63,113 @@ impl Draft {
     /// [`Reason::Empty`] for no bytes, [`Reason::NoMemory`], [`Reason::NoDescriptors`],
     /// [`Reason::Platform`], [`Reason::System`].
     pub fn new(len: usize) -> Result<Self, Refusal> {
-        let mapped = nonzero(len)?;
-        let size = i64::try_from(len).map_err(|_| Reason::NoMemory)?;
-        headroom::check(len)?;
-        let file = new_file()?;
-        loop {
-            match fallocate(&file, FallocateFlags::empty(), 0, size) {
-                Err(Errno::EINTR) => {}
-                done => {
-                    done.map_err(|errno| refused(errno, "allocating shared memory"))?;
-                    break;
-                }
-            }
+        Self::new_in(Pool::process(), len)
+    }
+
+    /// As [`Self::new`], from this pool.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn new_in(pool: &Arc<Pool>, len: usize) -> Result<Self, Refusal> {
+        let capacity = size_class(len)?;
+        if let Some(own) = pool.take(capacity) {
+            let mut draft = Self::of(own, len, pool);
+            draft.zero_from(0);
+            draft.note_written();
+            return Ok(draft);
         }
+        pool.make_room(capacity)?;
+        let file = new_file()?;
+        allocate(&file, 0..capacity)?;
         // S1, from the start: nothing shrinks the file under the mapping.
         add_seals(&file, SIZE_SEALS)?;
-        let writer = Writer::new(&file, mapped).map_err(|errno| refused(errno, "mmap"))?;
-        Ok(Self { file, writer, was_shared: false })
+        let mut own = Own::new(file, capacity)?;
+        // Whoever asks for memory is about to write it.
+        own.writer.populate();
+        own.populated = true;
+        pool.note_made(capacity);
+        let mut draft = Self::of(own, len, pool);
+        draft.note_written();
+        Ok(draft)
+    }
+
+    /// A block with contents, from the process's pool, filled from first to last: one copy.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`], what `fill` answers, and [`Reason::ShapeMismatch`] where it wrote another
+    /// number of bytes.
+    pub fn build(
+        len: usize,
+        fill: impl FnOnce(&mut Filling<'_>) -> Result<(), Refusal>,
+    ) -> Result<Self, Refusal> {
+        Self::build_in(Pool::process(), len, fill)
+    }
+
+    /// As [`Self::build`], from this pool.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::build`].
+    pub fn build_in(
+        pool: &Arc<Pool>,
+        len: usize,
+        fill: impl FnOnce(&mut Filling<'_>) -> Result<(), Refusal>,
+    ) -> Result<Self, Refusal> {
+        let capacity = size_class(len)?;
+        if let Some(own) = pool.take(capacity) {
+            let mut draft = Self::of(own, len, pool);
+            draft.zero_from(len);
+            draft.note_written();
+            Filling::memory(draft.bytes_mut()).fill(fill)?;
+            return Ok(draft);
+        }
+        pool.make_room(capacity)?;
+        // For the first use the kernel's copy saves the faults, which cost more than the copy does; at
+        // the second, all pages are faulted in at once.
+        let file = new_file()?;
+        Filling::file(&file, len).fill(fill)?;
+        allocate(&file, len..capacity)?;
+        add_seals(&file, SIZE_SEALS)?;
+        let own = Own::new(file, capacity)?;
+        pool.note_made(capacity);
+        let mut draft = Self::of(own, len, pool);
+        draft.note_written();
+        Ok(draft)
+    }
+
+    fn of(mut own: Own, len: usize, pool: &Arc<Pool>) -> Self {
+        let used_before = own.dirty > 0;
+        if used_before && !own.populated {
+            own.writer.populate();
+            own.populated = true;
+        }
+        let id = Arc::clone(&own.id);
+        Self { own: Some(own), len, id, pool: Arc::clone(pool) }
+    }
+
+    /// Zeroes what an earlier use left from here on (P2).
+    fn zero_from(&mut self, start: usize) {
+        if let Some(own) = &mut self.own {
+            if let Some(left) = own.writer.bytes_mut().get_mut(start..own.dirty) {
+                left.fill(0);
+            }
+            own.dirty = own.dirty.min(start);
+        }
+    }
+
+    /// From here on, all of the contents count as written.
+    fn note_written(&mut self) {
+        if let Some(own) = &mut self.own {
+            own.dirty = own.dirty.max(self.len);
+        }
     }
 
     /// Bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.writer.bytes().len()
+        self.len
     }
 
     /// Never: a block has at least one byte.
@@ -90,37 +178,49 @@ impl Draft {
         false
     }
 
+    /// The block's identity in this process.
+    #[must_use]
+    pub fn id(&self) -> &Arc<BlockId> {
+        &self.id
+    }
+
+    /// Whether a peer has seen the block, in this use of it or an earlier one: it cannot be sealed then.
+    #[must_use]
+    pub fn was_shared(&self) -> bool {
+        self.own.as_ref().is_none_or(|own| own.was_shared)
+    }
+
     /// The bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        self.writer.bytes()
+        self.own.as_ref().map_or(&[], |own| &own.writer.bytes()[..self.len])
     }
 
     /// The bytes, to write.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.writer.bytes_mut()
+        let len = self.len;
+        self.own.as_mut().map_or(&mut [], |own| &mut own.writer.bytes_mut()[..len])
     }
 
     /// Closes it for writing, for ever and for everyone (S2); drops the writable mapping.
     ///
     /// # Errors
     ///
-    /// [`Reason::StillLent`] for a block that was shared before: its seals are final. Use
-    /// [`Sealed::copy_from`]. [`Reason::System`] otherwise.
-    pub fn seal(self) -> Result<Sealed, Refusal> {
-        if self.was_shared {
+    /// [`Reason::StillLent`] for a block that was shared before, also by an earlier user: its seals are
+    /// final. Use [`Sealed::copy_from`]. [`Reason::System`] otherwise.
+    pub fn seal(mut self) -> Result<Sealed, Refusal> {
+        let Some(own) = self.own.take_if(|own| !own.was_shared) else {
             return Err(Refusal::new(
                 Reason::StillLent,
                 "a block that was shared cannot be sealed",
             ));
-        }
-        let Self { file, writer, .. } = self;
-        let len = writer.bytes().len();
-        // F_SEAL_WRITE is refused while a writable mapping exists.
-        drop(writer);
+        };
+        let capacity = own.capacity();
+        self.pool.note_left(capacity);
+        let file = own.into_file().map_err(|error| refused(error, "duplicating a descriptor"))?;
         add_seals(&file, SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL)?;
-        Ok(Sealed(Block::new(file, len)))
+        Ok(Sealed::over(Block::new(file, capacity), self.len))
     }
 
     /// Lends it out: peers may map it for reading, nobody for writing (S3).
@@ -128,15 +228,28 @@ impl Draft {
     /// # Errors
     ///
     /// [`Reason::System`] where the kernel has no `F_SEAL_FUTURE_WRITE` (before Linux 5.1).
-    pub fn share(self) -> Result<Shared, Refusal> {
-        if !self.was_shared {
-            add_seals(&self.file, SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL)?;
+    pub fn share(mut self) -> Result<Shared, Refusal> {
+        if let Some(own) = &mut self.own
+            && !own.was_shared
+        {
+            add_seals(&own.file, SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL)?;
+            own.was_shared = true;
         }
-        Ok(Shared(Self { was_shared: true, ..self }))
+        Ok(Shared(self))
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if let Some(own) = self.own.take() {
+            self.pool.put(own);
+        }
     }
 }
 
 /// A block of ours that is lent out: not written until it is a [`Draft`] again.
+///
+/// Dropped, it goes back to its [`Pool`]: whoever lends it keeps it until every lease is home (L4).
 #[derive(Debug)]
 pub struct Shared(Draft);
 
@@ -165,20 +278,66 @@ impl Shared {
     ///
     /// [`Reason::NoDescriptors`].
     pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
-        duplicate(&self.0.file)
+        match &self.0.own {
+            Some(own) => duplicate(&own.file),
+            None => Err(Reason::NoDescriptors.into()),
+        }
     }
 
-    /// The block's number: as long as it exists, no other block of the machine has it.
+    /// The block's identity in this process.
+    #[must_use]
+    pub fn id(&self) -> &Arc<BlockId> {
+        self.0.id()
+    }
+
+    /// The block's number (inode(7)): as long as it exists, no other block of the machine has it.
     #[must_use]
     pub fn number(&self) -> u64 {
-        number(&self.0.file)
+        self.0.own.as_ref().map_or(0, |own| own.inode)
+    }
+
+    /// Notes that somebody sees it who may go on looking after the lease is home: it is never used
+    /// again (P3, L8), and its memory goes back to the system.
+    pub fn expose(&self) {
+        if let Some(own) = &self.0.own {
+            own.exposed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Gives the resident pages of a range back to the system, rounded inward to whole pages, and says
+    /// how many bytes; the contents stay, and come back at the next look (madvise(2),
+    /// `MADV_DONTNEED`).
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::System`].
+    pub fn release(&self, range: std::ops::Range<usize>) -> Result<usize, Refusal> {
+        let released = self.0.own.as_ref().map_or(Ok(0), |own| own.writer.release(range));
+        released.map_err(|errno| refused(errno, "madvise"))
+    }
+
+    /// Notes that a lease on it will never be home: it is neither written nor used again, and goes
+    /// back to the system when it is dropped (L3).
+    pub fn retire(&self) {
+        if let Some(own) = &self.0.own {
+            own.retired.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether it was [retired](Self::retire).
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.0.own.as_ref().is_none_or(|own| own.retired.load(Ordering::Acquire))
     }
 
     /// Writable again, once every lease on it is home (L4).
     ///
     /// Taking it by value is what shows that: whoever keeps it for a lease holds it in an `Arc`.
-    #[must_use]
-    pub fn reclaim(self) -> Draft {
-        self.0
+    ///
+    /// # Errors
+    ///
+    /// The block, where it was [retired](Self::retire).
+    pub fn reclaim(self) -> Result<Draft, Self> {
+        if self.is_retired() { Err(self) } else { Ok(self.0) }
     }
 }

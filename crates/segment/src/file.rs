@@ -2,15 +2,18 @@
 
 use std::fs::File;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use rung::{Reason, Refusal};
 
+use crate::counters::{COUNTERS, count};
+use crate::id::BlockId;
 use crate::mapping::Reader;
 
 /// Set before a descriptor leaves (S1).
@@ -44,6 +47,7 @@ pub(crate) fn new_file() -> Result<File, Refusal> {
         Err(Errno::EINVAL) => memfd_create(c"tensor-ladder", flags),
         made => made,
     };
+    count(&COUNTERS.created, 1);
     Ok(File::from(descriptor.map_err(|errno| refused(errno, "memfd_create"))?))
 }
 
@@ -61,9 +65,26 @@ pub(crate) fn number(file: &File) -> u64 {
 }
 
 pub(crate) fn duplicate(file: &File) -> Result<OwnedFd, Refusal> {
+    count(&COUNTERS.duplicated, 1);
     file.as_fd()
         .try_clone_to_owned()
         .map_err(|error| refused_io(&error, "duplicating a descriptor"))
+}
+
+/// Allocates a range of a file (fallocate(2)): a full machine is a refusal here, not a SIGBUS later.
+pub(crate) fn allocate(file: &File, range: Range<usize>) -> Result<(), Refusal> {
+    let offset = |at: usize| i64::try_from(at).map_err(|_| Refusal::from(Reason::NoMemory));
+    if range.is_empty() {
+        return Ok(());
+    }
+    let (start, len) = (offset(range.start)?, offset(range.len())?);
+    count(&COUNTERS.allocated, 1);
+    loop {
+        match fallocate(file, FallocateFlags::empty(), start, len) {
+            Err(Errno::EINTR) => {}
+            done => return done.map_err(|errno| refused(errno, "allocating shared memory")),
+        }
+    }
 }
 
 /// A file and, once somebody looks, a read-only mapping of it.
@@ -71,12 +92,31 @@ pub(crate) fn duplicate(file: &File) -> Result<OwnedFd, Refusal> {
 pub(crate) struct Block {
     file: File,
     len: usize,
+    /// Of the file (inode(7)).
+    inode: u64,
     reader: OnceLock<Reader>,
+    id: BlockId,
 }
 
 impl Block {
     pub(crate) fn new(file: File, len: usize) -> Self {
-        Self { file, len, reader: OnceLock::new() }
+        let inode = number(&file);
+        Self { file, len, inode, reader: OnceLock::new(), id: BlockId::new() }
+    }
+
+    pub(crate) fn id(&self) -> &BlockId {
+        &self.id
+    }
+
+    /// Gives resident pages back, if it is mapped.
+    pub(crate) fn release(&self, range: Range<usize>) -> Result<usize, Refusal> {
+        let released = self.reader.get().map_or(Ok(0), |reader| reader.release(range));
+        released.map_err(|errno| refused(errno, "madvise"))
+    }
+
+    /// Whether it was looked at in place.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.reader.get().is_some()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -84,7 +124,7 @@ impl Block {
     }
 
     pub(crate) fn number(&self) -> u64 {
-        number(&self.file)
+        self.inode
     }
 
     pub(crate) fn descriptor(&self) -> Result<OwnedFd, Refusal> {

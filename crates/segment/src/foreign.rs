@@ -1,6 +1,7 @@
 //! What a peer sends: checked against what the kernel says before it is mapped.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
@@ -12,6 +13,8 @@ use rung::{Fault, Reason, Refusal};
 use crate::PeerTrust;
 use crate::file::{Block, SIZE_SEALS, nonzero, refused_io, seals_of};
 use crate::headroom;
+use crate::id::BlockId;
+use crate::pool::is_own;
 use crate::sealed::Sealed;
 
 /// A block that a peer lends and could still write.
@@ -60,6 +63,33 @@ impl Foreign {
         self.0.number()
     }
 
+    /// Whether this process made it: it was lent out, and came back.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        is_own(self.0.number())
+    }
+
+    /// The block's identity in this process.
+    #[must_use]
+    pub fn id(&self) -> &BlockId {
+        self.0.id()
+    }
+
+    /// As [`Shared::release`](crate::Shared::release); nothing where it is not mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::System`].
+    pub fn release(&self, range: Range<usize>) -> Result<usize, Refusal> {
+        self.0.release(range)
+    }
+
+    /// Whether this process looked at it in place, and so mapped it.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.0.is_mapped()
+    }
+
     /// A descriptor for another peer: the block is forwarded, not copied.
     ///
     /// # Errors
@@ -99,7 +129,8 @@ fn check_allocated(file: &File, len: usize, blocks: u64) -> Result<(), Fault> {
         .map_err(|errno| sparse(format!("allocating it: {}", errno.desc())))
 }
 
-/// Takes a descriptor that a peer says is a block of `len` bytes; believes only the kernel.
+/// Takes a descriptor that a peer says is a block of `least` bytes or more; believes only the kernel,
+/// and gives the block as long as it is.
 ///
 /// Nothing is mapped yet. After this, S1 holds, and S2 for [`Received::Sealed`].
 ///
@@ -107,9 +138,9 @@ fn check_allocated(file: &File, len: usize, blocks: u64) -> Result<(), Fault> {
 ///
 /// [`Reason::Empty`] for no bytes, [`Reason::NotSharedMemory`] where it cannot be sealed at all or
 /// is no tmpfs file, [`Reason::Unsealed`] where it could be resized or written by anybody who maps
-/// it, [`Reason::WrongSize`], [`Reason::Sparse`] where pages are missing.
-pub fn receive(descriptor: OwnedFd, len: usize) -> Result<Received, Fault> {
-    nonzero(len)?;
+/// it, [`Reason::WrongSize`] where it is shorter, [`Reason::Sparse`] where pages are missing.
+pub fn receive(descriptor: OwnedFd, least: usize) -> Result<Received, Fault> {
+    nonzero(least)?;
     let file = File::from(descriptor);
     // Seals first: after SHRINK and GROW are seen, what fstat says stays true.
     let seals = seals_of(&file).map_err(|_| Fault::from(Reason::NotSharedMemory))?;
@@ -119,17 +150,19 @@ pub fn receive(descriptor: OwnedFd, len: usize) -> Result<Received, Fault> {
         return Err(Fault::new(Reason::Unsealed, format!("it has {seals:?}")));
     }
     let metadata = file.metadata().map_err(|error| Fault::from(refused_io(&error, "fstat")))?;
-    if metadata.size() != len as u64 {
-        return Err(Fault::new(
-            Reason::WrongSize,
-            format!("{len} bytes declared, {} there", metadata.size()),
-        ));
-    }
+    let size = metadata.size();
+    let len = usize::try_from(size).ok().filter(|&len| len >= least).ok_or_else(|| {
+        Fault::new(Reason::WrongSize, format!("{least} bytes declared, {size} there"))
+    })?;
     // Huge-page files can be sealed too, but their mappings must be whole huge pages.
     if fstatfs(&file).is_ok_and(|filesystem| filesystem.filesystem_type() == HUGETLBFS_MAGIC) {
         return Err(Fault::new(Reason::NotSharedMemory, "a huge-page file"));
     }
     check_allocated(&file, len, metadata.blocks())?;
     let block = Block::new(file, len);
-    Ok(if unwritable { Received::Sealed(Sealed(block)) } else { Received::Foreign(Foreign(block)) })
+    Ok(if unwritable {
+        Received::Sealed(Sealed::over(block, len))
+    } else {
+        Received::Foreign(Foreign(block))
+    })
 }

@@ -11,6 +11,9 @@
 //! | [`Shared`] | ours, lent out | nobody until it is a `Draft` again | to us |
 //! | [`Foreign`] | a peer's `Shared` | that peer | only with [`PeerTrust`]; else it copies out |
 //!
+//! Blocks of ours that nobody holds any more wait in a [`Pool`], mapped, for their next use. Where a
+//! peer keeps its mappings too, nothing is asked of the kernel in steady state ([`calls`]).
+//!
 //! ```
 //! # #[cfg(target_os = "linux")] {
 //! use segment::{Draft, Received, Sealed};
@@ -44,15 +47,25 @@
 //! far: elsewhere the crate is empty and `tier-shm` refuses with a reason.
 
 #[cfg(target_os = "linux")]
+mod copy;
+#[cfg(target_os = "linux")]
+mod counters;
+#[cfg(target_os = "linux")]
 mod draft;
 #[cfg(target_os = "linux")]
 mod file;
+#[cfg(target_os = "linux")]
+mod filling;
 #[cfg(target_os = "linux")]
 mod foreign;
 #[cfg(target_os = "linux")]
 mod headroom;
 #[cfg(target_os = "linux")]
+mod id;
+#[cfg(target_os = "linux")]
 mod mapping;
+#[cfg(target_os = "linux")]
+mod pool;
 #[cfg(target_os = "linux")]
 mod sealed;
 #[cfg(all(test, target_os = "linux"))]
@@ -60,9 +73,19 @@ mod tests;
 mod trust;
 
 #[cfg(target_os = "linux")]
+pub use copy::set_copy_threads;
+#[cfg(target_os = "linux")]
+pub use counters::{Calls, calls};
+#[cfg(target_os = "linux")]
 pub use draft::{Draft, Shared};
+#[cfg(target_os = "linux")]
+pub use filling::Filling;
 #[cfg(target_os = "linux")]
 pub use foreign::{Foreign, Received, receive};
 #[cfg(target_os = "linux")]
-pub use sealed::{Filling, Sealed};
+pub use id::{BlockId, Watcher};
+#[cfg(target_os = "linux")]
+pub use pool::{Limits, Pool, PoolStats};
+#[cfg(target_os = "linux")]
+pub use sealed::Sealed;
 pub use trust::PeerTrust;

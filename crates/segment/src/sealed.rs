@@ -1,18 +1,23 @@
 //! Blocks that nobody can write any more.
 
-use std::fs::File;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 
 use nix::fcntl::SealFlag;
-use rung::{Reason, Refusal};
+use rung::Refusal;
 
-use crate::file::{Block, SIZE_SEALS, add_seals, new_file, nonzero, refused_io};
+use crate::file::{Block, SIZE_SEALS, add_seals, new_file, nonzero};
+use crate::filling::Filling;
 use crate::headroom;
+use crate::id::BlockId;
 
 /// A block that nobody can write any more: its bytes are lent to anyone (S2).
 #[derive(Debug)]
-pub struct Sealed(pub(crate) Block);
+pub struct Sealed {
+    block: Block,
+    /// Of the contents; the block may be longer.
+    len: usize,
+}
 
 impl Sealed {
     /// A new block with these contents: one copy.
@@ -29,25 +34,29 @@ impl Sealed {
     ///
     /// # Errors
     ///
-    /// As [`Draft::new`](crate::Draft::new), what `fill` answers, and [`Reason::ShapeMismatch`] where it wrote another
+    /// As [`Draft::new`](crate::Draft::new), what `fill` answers, and [`Reason::ShapeMismatch`](rung::Reason::ShapeMismatch) where it wrote another
     /// number of bytes.
     pub fn build(
         len: usize,
-        fill: impl FnOnce(&mut Filling) -> Result<(), Refusal>,
+        fill: impl FnOnce(&mut Filling<'_>) -> Result<(), Refusal>,
     ) -> Result<Self, Refusal> {
         nonzero(len)?;
         headroom::check(len)?;
-        let mut filling = Filling { file: new_file()?, len, written: 0, waiting: Vec::new() };
-        fill(&mut filling)?;
-        let file = filling.finish()?;
+        let file = new_file()?;
+        Filling::file(&file, len).fill(fill)?;
         add_seals(&file, SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL)?;
-        Ok(Self(Block::new(file, len)))
+        Ok(Self::over(Block::new(file, len), len))
+    }
+
+    /// The first `len` bytes of a block for which S1 and S2 hold.
+    pub(crate) fn over(block: Block, len: usize) -> Self {
+        Self { len: len.min(block.len()), block }
     }
 
     /// Bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.len
     }
 
     /// Never: a block has at least one byte.
@@ -60,94 +69,47 @@ impl Sealed {
     ///
     /// # Errors
     ///
-    /// [`Reason::NoMemory`] where the address space is full.
+    /// [`Reason::NoMemory`](rung::Reason::NoMemory) where the address space is full.
     pub fn bytes(&self) -> Result<&[u8], Refusal> {
-        self.0.bytes()
+        Ok(&self.block.bytes()?[..self.len])
     }
 
     /// Copies bytes out, without a mapping.
     ///
     /// # Errors
     ///
-    /// [`Reason::OutOfBounds`], [`Reason::System`].
+    /// [`Reason::OutOfBounds`](rung::Reason::OutOfBounds), [`Reason::System`](rung::Reason::System).
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
-        self.0.read_at(offset, into)
+        self.block.read_at(offset, into)
     }
 
     /// A descriptor for a peer.
     ///
     /// # Errors
     ///
-    /// [`Reason::NoDescriptors`].
+    /// [`Reason::NoDescriptors`](rung::Reason::NoDescriptors).
     pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
-        self.0.descriptor()
+        self.block.descriptor()
     }
-}
 
-/// Small pieces are gathered up to this size: a system call a row of a narrow view would cost more
-/// than the copy.
-pub(crate) const GATHER: usize = 256 << 10;
+    /// The block's identity in this process.
+    #[must_use]
+    pub fn id(&self) -> &BlockId {
+        self.block.id()
+    }
 
-/// A block that is being filled.
-#[derive(Debug)]
-pub struct Filling {
-    file: File,
-    len: usize,
-    /// Bytes in the file; `waiting` comes after them.
-    written: usize,
-    waiting: Vec<u8>,
-}
-
-impl Filling {
-    /// Appends bytes.
+    /// As [`Shared::release`](crate::Shared::release); nothing where it is not mapped.
     ///
     /// # Errors
     ///
-    /// [`Reason::ShapeMismatch`] past the block's length, [`Reason::NoMemory`], [`Reason::System`].
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
-        let end = (self.written + self.waiting.len()).checked_add(bytes.len());
-        if end.is_none_or(|end| end > self.len) {
-            return Err(Refusal::new(
-                Reason::ShapeMismatch,
-                format!("more than the {} bytes of the block", self.len),
-            ));
-        }
-        if self.waiting.len() + bytes.len() <= GATHER {
-            self.waiting.extend_from_slice(bytes);
-            return Ok(());
-        }
-        self.flush()?;
-        if bytes.len() <= GATHER / 2 {
-            self.waiting.extend_from_slice(bytes);
-            return Ok(());
-        }
-        self.put(bytes)
+    /// [`Reason::System`](rung::Reason::System).
+    pub fn release(&self, range: Range<usize>) -> Result<usize, Refusal> {
+        self.block.release(range)
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
-        self.file
-            .write_all_at(bytes, self.written as u64)
-            .map_err(|error| refused_io(&error, "writing shared memory"))?;
-        self.written += bytes.len();
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), Refusal> {
-        let waiting = std::mem::take(&mut self.waiting);
-        self.put(&waiting)?;
-        self.waiting = waiting;
-        self.waiting.clear();
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<File, Refusal> {
-        self.flush()?;
-        if self.written != self.len {
-            return Err(Refusal::new(
-                Reason::ShapeMismatch,
-                format!("{} bytes written to a block of {}", self.written, self.len),
-            ));
-        }
-        Ok(self.file)
+    /// Whether this process looked at it in place, and so mapped it.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.block.is_mapped()
     }
 }

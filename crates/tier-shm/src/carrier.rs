@@ -1,65 +1,150 @@
-//! One peer's session.
+//! One peer's session as a carrier.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rung::{
-    Carrier, Fault, LeaseId, Meta, Owner, Packed, Parcel, Provenance, Reason, Receipt, Refusal,
+    Carrier, Fault, Handle, LeaseId, Meta, Packed, Parcel, Provenance, Reason, Receipt, Refusal,
     RungId, Storage, Trust,
 };
-use segment::{Received, Sealed};
+use segment::{Draft, PeerTrust, Received, Sealed};
+use serde::{Deserialize, Serialize};
 
-use crate::memory::{self, ForeignMemory, OwnMemory, SealedMemory};
+use crate::memory::{self, Block, ForeignMemory, LentMemory, OwnMemory, SealedMemory};
+use crate::session::{self, Import, Lent, Naming, Remark, Session, Theirs};
 
-/// The metadata of a parcel whose block is not its sender's own.
-const FORWARDED: &str = "forwarded";
+/// The metadata of a parcel, or null where it would be empty.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParcelMeta {
+    /// The block's number, where it is to be kept or is kept already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    b: Option<u64>,
+    /// Whether the block is not its sender's own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    f: bool,
+}
+
+/// Blocks that the peer need not keep any more.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Notice {
+    x: Vec<u64>,
+}
+
+const UNKNOWN: &str = "unknown";
+const EXPOSED: &str = "exposed";
 
 #[derive(Debug)]
 pub(crate) struct ShmCarrier {
     trust: Trust,
-    next_lease: AtomicU64,
-    leases: Arc<Leases>,
+    session: Arc<Session>,
 }
 
 impl ShmCarrier {
     pub(crate) fn new(trust: Trust) -> Self {
-        Self { trust, next_lease: AtomicU64::new(1), leases: Arc::default() }
+        Self { trust, session: Arc::default() }
     }
-}
 
-/// The leases of blocks that could be written again, and whether each is home.
-#[derive(Debug, Default)]
-struct Leases {
-    out: Mutex<HashMap<LeaseId, bool>>,
-    /// The peer is gone for sure.
-    gone: AtomicBool,
-}
-
-impl Leases {
-    fn out(&self) -> MutexGuard<'_, HashMap<LeaseId, bool>> {
-        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the peer can be counted on not to look at what it gave back.
+    fn is_trusted(&self) -> bool {
+        self.trust.token::<PeerTrust>().is_some()
     }
-}
 
-/// The owner of a block that could be written again (L4).
-///
-/// Dropping it is not enough for that: unless the receipt came, or the peer is known to be gone, the
-/// peer may still look at the block, so it is kept for good and never written again.
-struct Lent {
-    storage: Option<Arc<Storage>>,
-    lease: LeaseId,
-    leases: Arc<Leases>,
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        let came = self.leases.out().remove(&self.lease).unwrap_or(false);
-        let is_home = came || self.leases.gone.load(Ordering::Acquire);
-        let storage = self.storage.take();
-        if !is_home {
-            std::mem::forget(storage);
+    /// A storage that lies on a block, under a lease.
+    fn lend(&self, storage: Arc<Storage>, block: &Block<'_>, copies: u8) -> Result<Packed, Refusal> {
+        if !self.is_trusted() {
+            // Nobody can take the peer's mapping from it (L8).
+            block.expose();
         }
+        memory::note_lent(&storage);
+        let lease = self.session.next_lease();
+        let naming = self.session.lend(block.id(), block.is_once(), lease);
+        let (number, handles) = match naming {
+            Naming::Number(number) => (Some(number), Vec::new()),
+            Naming::First(number) => (Some(number), vec![self.descriptor(block, lease)?]),
+            Naming::Once => (None, vec![self.descriptor(block, lease)?]),
+        };
+        let forwarded = block.is_forwarded();
+        let bytes = storage.len() as u64;
+        let session = Arc::clone(&self.session);
+        let owner = Lent { storage, lease, session };
+        let meta = match (number, forwarded) {
+            (None, false) => Meta::write(&()),
+            (b, f) => Meta::write(&ParcelMeta { b, f }),
+        }?;
+        let parcel = Parcel { rung: RungId::SHM, lease, bytes, copies, meta, handles };
+        Ok(Packed { parcel, owner: Box::new(owner) })
+    }
+
+    fn descriptor(&self, block: &Block<'_>, lease: LeaseId) -> Result<Handle, Refusal> {
+        block.descriptor().inspect_err(|_| self.session.unlend(lease))
+    }
+
+    /// What a parcel's descriptor turns out to be.
+    fn receive(descriptor: Handle, len: usize) -> Result<Theirs, Fault> {
+        Ok(match segment::receive(descriptor, len)? {
+            Received::Sealed(block) => Theirs::Sealed(Arc::new(block)),
+            Received::Foreign(block) if block.is_own() => Theirs::Own(block.number()),
+            Received::Foreign(block) => Theirs::Foreign(Arc::new(block)),
+        })
+    }
+
+    /// The block that a parcel names, by a descriptor, by a number, or by both.
+    fn block(
+        &self,
+        number: Option<u64>,
+        handles: Vec<Handle>,
+        lease: LeaseId,
+        len: usize,
+    ) -> Result<Arc<Theirs>, Fault> {
+        let count = handles.len();
+        let mut handles = handles.into_iter();
+        match (number, handles.next(), count) {
+            (Some(number), None, 0) => self.session.theirs(number).ok_or_else(|| {
+                // The peer hears so with the receipt, and sends the descriptor along again.
+                self.session.remark(lease, Remark::Unknown);
+                Fault::new(Reason::UnknownBlock, format!("block {number}"))
+            }),
+            (Some(number), Some(descriptor), 1) => {
+                Ok(self.session.keep(number, Self::receive(descriptor, len)?))
+            }
+            (None, Some(descriptor), 1) => Ok(Arc::new(Self::receive(descriptor, len)?)),
+            _ => Err(Fault::new(Reason::WrongHandles, format!("{count}, not 1"))),
+        }
+    }
+
+    fn storage(
+        &self,
+        block: &Theirs,
+        len: usize,
+        forwarded: bool,
+        once: bool,
+        lease: LeaseId,
+    ) -> Result<Storage, Fault> {
+        let fits = |there: usize| {
+            let detail = || format!("{len} bytes declared, {there} there");
+            if len <= there { Ok(()) } else { Err(Fault::new(Reason::WrongSize, detail())) }
+        };
+        Ok(match block {
+            Theirs::Sealed(block) => {
+                fits(block.len())?;
+                Storage::new(SealedMemory { block: Arc::clone(block), len, once })
+            }
+            Theirs::Foreign(block) => {
+                fits(block.len())?;
+                // The peer vouches for what it lends itself. What it was lent by another may be
+                // written once that other has seen it die.
+                let trust = if forwarded { Trust::none() } else { self.trust.clone() };
+                let import = Import { session: Arc::downgrade(&self.session), lease };
+                Storage::new(ForeignMemory { block: Arc::clone(block), len, trust, once, import })
+            }
+            // Ours, come back: held as such, so that it is not written while this is looked at.
+            Theirs::Own(inode) => {
+                let storage = session::own(*inode)?;
+                fits(storage.len())?;
+                Storage::new(OwnMemory { storage, len })
+            }
+        })
     }
 }
 
@@ -71,81 +156,87 @@ impl Carrier for ShmCarrier {
         if storage.is_empty() {
             return Err(Reason::Empty.into());
         }
-        let lease = LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed));
-        let mut forwarded = false;
-        let (descriptor, owner, copies): (_, Owner, _) =
-            if let Some(descriptor) = memory::descriptor(storage) {
-                // Ours or a peer's: the same block goes on, under a lease of this hop (L2).
-                let descriptor = descriptor?;
-                forwarded = storage.memory_as::<ForeignMemory>().is_some();
-                memory::note_lent(storage);
-                self.leases.out().insert(lease, false);
-                let storage = Some(Arc::clone(storage));
-                let lent = Lent { storage, lease, leases: Arc::clone(&self.leases) };
-                (descriptor, Box::new(lent), 0)
-            } else {
-                // Private memory: one copy into a block that is sealed for good, so that the
-                // receiver needs to trust nobody.
-                let block = Sealed::build(storage.len(), |filling| {
-                    storage.memory().for_each_piece(&mut |piece| filling.write(piece))
-                })?;
-                (block.descriptor()?, Box::new(block), 1)
-            };
-        let meta = Meta::write(&forwarded.then_some(FORWARDED))?;
-        let parcel = Parcel {
-            rung: RungId::SHM,
-            lease,
-            bytes: storage.len() as u64,
-            copies,
-            meta,
-            handles: vec![descriptor],
-        };
-        Ok(Packed { parcel, owner })
+        // Ours or a peer's: the same block goes on, under a lease of this hop (L2).
+        if let Some(block) = Block::of(storage) {
+            return self.lend(Arc::clone(storage), &block, 0);
+        }
+        // Private memory: one copy.
+        let len = storage.len();
+        if self.is_trusted() && !storage.memory().needs_fresh_memory() {
+            let draft = Draft::build(len, |filling| {
+                storage.memory().for_each_piece(&mut |piece| filling.write(piece))
+            })?;
+            let copy = Arc::new(Storage::new(LentMemory(draft.share()?)));
+            let Some(block) = Block::of(&copy) else { return Err(Reason::OtherKind.into()) };
+            return self.lend(Arc::clone(&copy), &block, 1);
+        }
+        // Into a fresh block that is sealed for good, so that the receiver needs to trust nobody, and
+        // that is never used again, so that we need not trust the receiver (L1, L8).
+        let block = Sealed::build(len, |filling| {
+            storage.memory().for_each_piece(&mut |piece| filling.write(piece))
+        })?;
+        let lease = self.session.next_lease();
+        let handles = vec![block.descriptor()?];
+        let (meta, bytes) = (Meta::write(&())?, len as u64);
+        let parcel = Parcel { rung: RungId::SHM, lease, bytes, copies: 1, meta, handles };
+        Ok(Packed { parcel, owner: Box::new(block) })
     }
 
     fn import(&self, parcel: Parcel) -> Result<Storage, Fault> {
-        if parcel.rung != RungId::SHM {
-            return Err(Fault::new(Reason::UnknownRung, parcel.rung.as_str()));
+        let Parcel { rung, lease, bytes, meta, handles, .. } = parcel;
+        if rung != RungId::SHM {
+            return Err(Fault::new(Reason::UnknownRung, rung.as_str()));
         }
-        let forwarded = match parcel.meta.read::<Option<String>>()?.as_deref() {
-            None => false,
-            Some(FORWARDED) => true,
-            Some(_) => return Err(Fault::new(Reason::BadMetadata, "neither null nor forwarded")),
-        };
-        let handles = <[_; 1]>::try_from(parcel.handles);
-        let [descriptor] = handles.map_err(|handles| {
-            Fault::new(Reason::WrongHandles, format!("{}, not 1", handles.len()))
-        })?;
-        let len = usize::try_from(parcel.bytes).map_err(|_| Reason::WrongSize)?;
-        let storage = match segment::receive(descriptor, len)? {
-            Received::Sealed(sealed) => Storage::new(SealedMemory(sealed)),
-            Received::Foreign(block) => match memory::own_block(&block) {
-                // Ours, come back: held as such, so that it is not written while this is looked at.
-                Some(own) => Storage::new(OwnMemory(own)),
-                // The peer vouches for what it lends itself. What it was lent by another may be
-                // written once that other has seen it die.
-                None => {
-                    let trust = if forwarded { Trust::none() } else { self.trust.clone() };
-                    Storage::new(ForeignMemory { block, trust })
-                }
-            },
-        };
-        Ok(storage.with_provenance(Provenance { rung: parcel.rung, lease: parcel.lease }))
+        let ParcelMeta { b: number, f: forwarded } =
+            meta.read::<Option<ParcelMeta>>()?.unwrap_or_default();
+        let len = usize::try_from(bytes).map_err(|_| Reason::WrongSize)?;
+        if len == 0 {
+            return Err(Reason::Empty.into());
+        }
+        let block = self.block(number, handles, lease, len)?;
+        let storage = self.storage(&block, len, forwarded, number.is_none(), lease)?;
+        Ok(storage.with_provenance(Provenance { rung, lease }))
+    }
+
+    fn sent(&self, lease: LeaseId) {
+        self.session.sent(lease);
     }
 
     fn receipt(&self, lease: LeaseId) -> Receipt {
-        Receipt { rung: RungId::SHM, lease, meta: None, handles: Vec::new() }
+        let remark = self.session.take_remark(lease).map(|remark| match remark {
+            Remark::Unknown => UNKNOWN,
+            Remark::Exposed => EXPOSED,
+        });
+        // A string is JSON in any case; were it not, the receipt alone does.
+        let meta = remark.and_then(|remark| Meta::write(&remark).ok());
+        Receipt { rung: RungId::SHM, lease, meta, handles: Vec::new() }
     }
 
     fn released(&self, receipt: Receipt) {
-        // Of other leases nothing is noted: a peer must not fill this table.
-        if let Some(home) = self.leases.out().get_mut(&receipt.lease) {
-            *home = true;
-        }
+        let remark = receipt.meta.and_then(|meta| match meta.read::<String>().ok()?.as_str() {
+            UNKNOWN => Some(Remark::Unknown),
+            EXPOSED => Some(Remark::Exposed),
+            _ => None,
+        });
+        self.session.released(receipt.lease, remark);
     }
 
     /// Every block of ours may be written again.
     fn peer_gone(&self) {
-        self.leases.gone.store(true, Ordering::Release);
+        self.session.peer_gone();
+    }
+
+    fn notice(&self) -> Option<Meta> {
+        let x = self.session.take_retired();
+        if x.is_empty() { None } else { Meta::write(&Notice { x }).ok() }
+    }
+
+    fn noticed(&self, notice: Meta) -> Result<(), Fault> {
+        self.session.forget(&notice.read::<Notice>()?.x);
+        Ok(())
+    }
+
+    fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.session.wake_with(wake);
     }
 }

@@ -38,9 +38,16 @@
 //! # Ok::<(), rung::Fault>(())
 //! ```
 //!
+//! # Blocks and their reuse
+//!
+//! Blocks come from the process's [`Pool`] and go back to it. To a peer who is trusted, private memory
+//! is copied into one, its descriptor goes there once, and both sides keep it mapped: in steady state
+//! nothing is asked of the kernel. A peer who is not trusted could go on looking at what it gave back,
+//! so private memory goes to it in fresh sealed blocks, and a shared tensor that it saw is not used again.
+//!
 //! # What it does not do
 //!
-//! It has no socket and no pool: whoever sends parcels keeps `Packed::owner` until the receipt came
+//! It has no socket: whoever sends parcels keeps `Packed::owner` until the receipt came
 //! and [`rung::Carrier::released`] was told of it. An owner that is dropped before is memory that is
 //! never written again. Elsewhere than on Linux it refuses with [`rung::Reason::Platform`].
 
@@ -48,15 +55,21 @@
 mod carrier;
 #[cfg(target_os = "linux")]
 mod memory;
-
 #[cfg(target_os = "linux")]
-pub use memory::TensorMut;
+mod session;
+#[cfg(target_os = "linux")]
+mod tensor;
+
 pub use segment::PeerTrust;
+#[cfg(target_os = "linux")]
+pub use segment::{Limits, Pool, PoolStats, set_copy_threads};
+#[cfg(target_os = "linux")]
+pub use tensor::{TensorMut, release, seal_copy, share};
 
 use rung::{Meta, Offer, Reason, Refusal, Rung, RungId, Session, Trust};
 
 /// The version of what parcels hold.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The rung.
 #[derive(Debug, Clone, Copy, Default)]

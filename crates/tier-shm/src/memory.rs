@@ -1,27 +1,37 @@
-//! Blocks as the memory of storages, and tensors that are born in one.
+//! Blocks as the memory of storages.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use rung::{DType, Element, Layout, Memory, Reason, Refusal, Storage, Tensor, Trust};
-use segment::{Draft, Foreign, PeerTrust, Sealed, Shared};
+use rung::{Memory, Reason, Refusal, Storage, Trust};
+use segment::{BlockId, Foreign, PeerTrust, Sealed, Shared};
+
+use crate::session::Import;
 
 /// A block that nobody can write, ours or a peer's.
 #[derive(Debug)]
-pub(crate) struct SealedMemory(pub(crate) Sealed);
+pub(crate) struct SealedMemory {
+    pub(crate) block: Arc<Sealed>,
+    /// Of the contents; the block may be longer.
+    pub(crate) len: usize,
+    /// Whether it came to be used once: it is not worth keeping further on either.
+    pub(crate) once: bool,
+}
 
 impl Memory for SealedMemory {
     fn len(&self) -> usize {
-        self.0.len()
+        self.len
     }
 
     fn bytes(&self) -> Result<&[u8], Refusal> {
-        self.0.bytes()
+        part(self.block.bytes()?, self.len)
     }
 
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
-        self.0.read_at(offset, into)
+        within(self.len, offset, into)?;
+        self.block.read_at(offset, into)
     }
 
     fn is_shared(&self) -> bool {
@@ -50,20 +60,27 @@ impl Memory for LentMemory {
 /// A block of a peer's, lent to us.
 #[derive(Debug)]
 pub(crate) struct ForeignMemory {
-    pub(crate) block: Foreign,
+    pub(crate) block: Arc<Foreign>,
+    /// Of the contents; the block may be longer.
+    pub(crate) len: usize,
     pub(crate) trust: Trust,
+    /// As of [`SealedMemory`].
+    pub(crate) once: bool,
+    /// Where it came from: whoever lends it on tells its owner of strangers.
+    pub(crate) import: Import,
 }
 
 impl Memory for ForeignMemory {
     fn len(&self) -> usize {
-        self.block.len()
+        self.len
     }
 
     fn bytes(&self) -> Result<&[u8], Refusal> {
-        self.block.bytes(self.trust.token::<PeerTrust>())
+        part(self.block.bytes(self.trust.token::<PeerTrust>())?, self.len)
     }
 
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
+        within(self.len, offset, into)?;
         self.block.read_at(offset, into)
     }
 
@@ -74,19 +91,33 @@ impl Memory for ForeignMemory {
 
 /// A block of ours that a peer sent back: the very storage, so that it cannot be reclaimed meanwhile.
 #[derive(Debug)]
-pub(crate) struct OwnMemory(pub(crate) Arc<Storage>);
+pub(crate) struct OwnMemory {
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) len: usize,
+}
 
 impl Memory for OwnMemory {
     fn len(&self) -> usize {
-        self.0.len()
+        self.len
     }
 
     fn bytes(&self) -> Result<&[u8], Refusal> {
-        self.0.host_bytes()
+        part(self.storage.host_bytes()?, self.len)
     }
 
     fn is_shared(&self) -> bool {
         true
+    }
+}
+
+fn part(bytes: &[u8], len: usize) -> Result<&[u8], Refusal> {
+    bytes.get(..len).ok_or_else(|| Reason::OutOfBounds.into())
+}
+
+fn within(len: usize, offset: usize, into: &[u8]) -> Result<(), Refusal> {
+    match offset.checked_add(into.len()) {
+        Some(end) if end <= len => Ok(()),
+        _ => Err(Reason::OutOfBounds.into()),
     }
 }
 
@@ -104,134 +135,87 @@ pub(crate) fn note_lent(storage: &Arc<Storage>) {
     lent.insert(memory.0.number(), Arc::downgrade(storage));
 }
 
-/// The storage of ours that a received block is, if it is one.
-pub(crate) fn own_block(block: &Foreign) -> Option<Arc<Storage>> {
+/// The storage of ours that lies on a block with this number, while it is lent out.
+pub(crate) fn own_storage(number: u64) -> Option<Arc<Storage>> {
     let lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let own = lent.get(&block.number())?.upgrade()?;
-    (own.len() == block.len()).then_some(own)
+    lent.get(&number)?.upgrade()
 }
 
-/// A descriptor of the block that a storage lies on, if it lies on one.
-pub(crate) fn descriptor(storage: &Storage) -> Option<Result<OwnedFd, Refusal>> {
-    if let Some(memory) = storage.memory_as::<SealedMemory>() {
-        return Some(memory.0.descriptor());
-    }
-    if let Some(memory) = storage.memory_as::<LentMemory>() {
-        return Some(memory.0.descriptor());
-    }
-    if let Some(memory) = storage.memory_as::<OwnMemory>() {
-        return descriptor(&memory.0);
-    }
-    storage.memory_as::<ForeignMemory>().map(|memory| memory.block.descriptor())
+/// The block that a storage lies on.
+pub(crate) enum Block<'a> {
+    Sealed(&'a SealedMemory),
+    Lent(&'a Shared),
+    Foreign(&'a ForeignMemory),
 }
 
-/// A tensor that is born in shared memory: written in place, then shared without a copy.
-///
-/// It is in C order from the start of a block of its own. It has one owner until it is shared; after
-/// that nobody writes it, until every receiver has let go and it is [reclaimed](Self::reclaim).
-#[derive(Debug)]
-pub struct TensorMut {
-    /// None for a tensor without elements, which needs no memory.
-    block: Option<Draft>,
-    dtype: DType,
-    shape: Vec<usize>,
-}
-
-impl TensorMut {
-    /// Of zeros.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Layout::contiguous`] and of [`Draft::new`].
-    pub fn new(dtype: DType, shape: &[usize]) -> Result<Self, Refusal> {
-        let layout = Layout::contiguous(dtype, shape)?;
-        let block = match layout.byte_count() {
-            0 => None,
-            bytes => Some(Draft::new(bytes)?),
-        };
-        Ok(Self { block, dtype, shape: shape.to_vec() })
-    }
-
-    /// The element type.
-    #[must_use]
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Elements in each dimension.
-    #[must_use]
-    pub fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    /// The elements, to write.
-    ///
-    /// # Errors
-    ///
-    /// [`Reason::WrongDType`]; [`Reason::InvalidBits`] where bytes written before are no `T`.
-    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], Refusal> {
-        if T::DTYPE != self.dtype {
-            return Err(Refusal::new(
-                Reason::WrongDType,
-                format!("{} asked for, {} held", T::DTYPE, self.dtype),
-            ));
+impl<'a> Block<'a> {
+    pub(crate) fn of(storage: &'a Storage) -> Option<Self> {
+        if let Some(memory) = storage.memory_as::<LentMemory>() {
+            return Some(Self::Lent(&memory.0));
         }
-        rung::dtype::elements_mut(self.as_bytes_mut())
-    }
-
-    /// The little-endian bytes of the elements, to write.
-    #[must_use]
-    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        self.block.as_mut().map_or(&mut [], Draft::bytes_mut)
-    }
-
-    /// A tensor that nobody writes, to be sent to any peers any number of times.
-    ///
-    /// Receivers that do not trust this process copy it out, since this process could write it
-    /// again; [`Self::seal`] spares them that.
-    ///
-    /// # Errors
-    ///
-    /// As [`Draft::share`].
-    pub fn share(self) -> Result<Tensor, Refusal> {
-        let Self { block, dtype, shape } = self;
-        let storage = match block {
-            Some(draft) => Storage::new(LentMemory(draft.share()?)),
-            None => Storage::from_bytes(Vec::new()),
-        };
-        Tensor::contiguous(Arc::new(storage), dtype, &shape)
-    }
-
-    /// A tensor that nobody can ever write again: every receiver may look at it in place.
-    ///
-    /// # Errors
-    ///
-    /// As [`Draft::seal`]: not after it was shared once.
-    pub fn seal(self) -> Result<Tensor, Refusal> {
-        let Self { block, dtype, shape } = self;
-        let storage = match block {
-            Some(draft) => Storage::new(SealedMemory(draft.seal()?)),
-            None => Storage::from_bytes(Vec::new()),
-        };
-        Tensor::contiguous(Arc::new(storage), dtype, &shape)
-    }
-
-    /// The memory of a tensor that was [shared](Self::share), writable again.
-    ///
-    /// # Errors
-    ///
-    /// The tensor, unchanged, where anybody still holds its storage (another tensor, or the lease of
-    /// a receiver that has not let go, L4) or where it was not made by [`Self::share`].
-    pub fn reclaim(tensor: Tensor) -> Result<Self, Tensor> {
-        // A view of a part would give back more than it saw.
-        if tensor.byte_count() != tensor.storage().len() || !tensor.layout().is_contiguous() {
-            return Err(tensor);
+        if let Some(memory) = storage.memory_as::<ForeignMemory>() {
+            return Some(Self::Foreign(memory));
         }
-        let (memory, layout) = tensor.try_into_memory::<LentMemory>()?;
-        Ok(Self {
-            block: Some(memory.0.reclaim()),
-            dtype: layout.dtype(),
-            shape: layout.shape().to_vec(),
-        })
+        if let Some(memory) = storage.memory_as::<SealedMemory>() {
+            return Some(Self::Sealed(memory));
+        }
+        storage.memory_as::<OwnMemory>().and_then(|memory| Block::of(&memory.storage))
+    }
+
+    pub(crate) fn id(&self) -> &BlockId {
+        match self {
+            Self::Sealed(memory) => memory.block.id(),
+            Self::Lent(block) => block.id(),
+            Self::Foreign(memory) => memory.block.id(),
+        }
+    }
+
+    pub(crate) fn descriptor(&self) -> Result<OwnedFd, Refusal> {
+        match self {
+            Self::Sealed(memory) => memory.block.descriptor(),
+            Self::Lent(block) => block.descriptor(),
+            Self::Foreign(memory) => memory.block.descriptor(),
+        }
+    }
+
+    /// Whether it is not worth keeping.
+    pub(crate) fn is_once(&self) -> bool {
+        match self {
+            Self::Sealed(memory) => memory.once,
+            Self::Lent(_) => false,
+            Self::Foreign(memory) => memory.once,
+        }
+    }
+
+    /// Whether it is not this process's own to vouch for.
+    pub(crate) fn is_forwarded(&self) -> bool {
+        matches!(self, Self::Foreign(_))
+    }
+
+    /// A peer who is not trusted is about to see it, and may go on looking.
+    pub(crate) fn expose(&self) {
+        match self {
+            // Never written again in any case.
+            Self::Sealed(_) => {}
+            Self::Lent(block) => block.expose(),
+            Self::Foreign(memory) => memory.import.expose(),
+        }
+    }
+
+    /// A lease on it will never be home.
+    pub(crate) fn retire(&self) {
+        match self {
+            Self::Sealed(_) => {}
+            Self::Lent(block) => block.retire(),
+            Self::Foreign(memory) => memory.import.expose(),
+        }
+    }
+
+    pub(crate) fn release(&self, range: Range<usize>) -> Result<usize, Refusal> {
+        match self {
+            Self::Sealed(memory) => memory.block.release(range),
+            Self::Lent(block) => block.release(range),
+            Self::Foreign(memory) => memory.block.release(range),
+        }
     }
 }

@@ -110,11 +110,11 @@ fn act(role: &str) -> ExitCode {
         "leaves" => {
             let socket = io::stdin().as_fd().try_clone_to_owned().unwrap();
             let link = Link::over(socket);
-            let hello = r#"{"v":1,"k":"hello","role":"worker","p":[1,1],"lib":"0","offers":[{"r":"shm","m":1},{"r":"inline","m":1}]}"#;
+            let hello = r#"{"v":2,"k":"hello","role":"worker","p":[2,2],"lib":"0","offers":[{"r":"shm","m":2},{"r":"inline","m":1}]}"#;
             let _ = link.send(hello, &[], None);
             let _ = link.receive(None);
             let _call = link.receive(None);
-            let _ = link.send(r#"{"v":1,"k":"acc","of":"call","id":1,"n":1}"#, &[], None);
+            let _ = link.send(r#"{"v":2,"k":"more","acc":[["call",1,1]]}"#, &[], None);
             link.close();
             loop {
                 std::thread::sleep(LONG);
@@ -145,7 +145,7 @@ fn megabyte() -> Value {
 /// the bound reached: every reply its own.
 fn nesting(rounds: usize, heavy_every: usize) -> Outcome {
     // A nest of four levels lends three blocks at a time, and receipts are on their way for a while.
-    let bounds = Bounds { bytes: u64::MAX, leases: 7 };
+    let bounds = Bounds { leases: 7, ..Bounds::default() };
     let worker =
         Worker::builder().handler(methods()).bounds(bounds).spawn(role("serve")).map_err(text)?;
     let heavy = megabyte();
@@ -334,7 +334,7 @@ fn the_pools_exhaustion_is_an_error() -> Outcome {
 }
 
 fn the_bound_gives_the_value_back() -> Outcome {
-    let bounds = Bounds { bytes: 1 << 20, leases: 4 };
+    let bounds = Bounds { bytes: 1 << 20, leases: 4, ..Bounds::default() };
     let worker = Worker::builder().bounds(bounds).spawn(role("serve")).map_err(text)?;
     let tensor = |len: usize| Tensor::from_vec(vec![1u8; len], &[len]).map_err(text);
     let large = Value::from(tensor((1 << 20) + 1)?);

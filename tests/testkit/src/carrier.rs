@@ -184,9 +184,13 @@ fn export_case(
     seed: u64,
 ) -> Outcome<u64> {
     let tensors = build(make, seed).map_err(|refusal| refusal.to_string())?;
+    export_tensors(link, carrier, &tensors)
+}
+
+fn export_tensors(link: &Link, carrier: &dyn Carrier, tensors: &[Tensor]) -> Outcome<u64> {
     let mut table: Vec<Arc<Storage>> = Vec::new();
     let mut views = Vec::new();
-    for tensor in &tensors {
+    for tensor in tensors {
         let known = table.iter().position(|storage| Arc::ptr_eq(storage, tensor.storage()));
         let storage = known.unwrap_or_else(|| {
             table.push(Arc::clone(tensor.storage()));
@@ -211,6 +215,9 @@ fn export_case(
     }
     send(link, &Message::Parcels(parcels, views), &handles)?;
     drop(handles);
+    for (lease, _) in &owners {
+        carrier.sent(*lease);
+    }
     let (Message::Imported(digests, receipts), mut handles) = receive(link)? else {
         return Err("no digests came".into());
     };
@@ -336,6 +343,22 @@ fn from_peer(suite: Suite, case: &'static str, memory: &'static str) -> Outcome 
     }
 }
 
+/// One after the other through one session: blocks, descriptors and mappings are used again.
+fn again_and_again(suite: &Suite, memory: &'static str) -> Outcome {
+    let peer = Peer::start("carrier").map_err(|error| error.to_string())?;
+    let carrier = open(suite, &peer.link, peer.pid())?;
+    let makers = find(suite, "1_page", memory)?;
+    // Shorter and longer contents in turn, in blocks of one size and of several.
+    for (turn, len) in [5000, 8192, 4097, 100_000, 5000, 8000, 99_000, 1].into_iter().enumerate() {
+        let tensor = |seed| one(makers.1, seed, len).map_err(|refusal| refusal.to_string());
+        let kept = tensor(seed() ^ turn as u64)?;
+        for _ in 0..2 {
+            export_tensors(&peer.link, &*carrier, &kept)?;
+        }
+    }
+    Ok(())
+}
+
 /// Two sessions in this process, for what needs no second one.
 fn sessions(suite: &Suite) -> Outcome<[Box<dyn Carrier>; 2]> {
     let rung = (suite.rung)();
@@ -404,6 +427,8 @@ pub fn main(suite: &'static Suite) -> ExitCode {
             trials.push(trial(name("to_peer"), move || to_peer(*suite, case, memory)));
             trials.push(trial(name("from_peer"), move || from_peer(*suite, case, memory)));
         }
+        let name = format!("to_peer::{memory}::again_and_again");
+        trials.push(trial(name, move || again_and_again(suite, memory)));
     }
     trials.extend([
         trial("an_empty_storage_is_refused", || refusals(suite)),

@@ -18,9 +18,11 @@ pub struct Census {
 }
 
 impl Census {
-    /// Counts now.
+    /// Counts now. Blocks that wait idle for their next use are given back first: they are not left
+    /// behind, they are kept.
     #[must_use]
     pub fn take() -> Self {
+        segment::Pool::process().trim();
         Self {
             descriptors: descriptors("self"),
             children: children(),

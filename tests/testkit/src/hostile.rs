@@ -21,7 +21,7 @@ pub const KINDS: &[(&str, &str, bool)] = &[
     ("no-json", "malformed metadata", false),
     ("no-hello", "its first message is no hello", false),
     ("echoes-hello", "the peer has our own role", false),
-    ("other-version", "protocol versions [7, 9] there and [1, 1] here", false),
+    ("other-version", "protocol versions [7, 9] there and [2, 2] here", false),
     ("frame-without-its-descriptor", "wrong number of handles: 1 declared, 0 came", true),
     (
         "descriptor-no-frame-declares",
@@ -63,7 +63,7 @@ pub const KINDS: &[(&str, &str, bool)] = &[
 /// Kinds that never answer: the host's deadline is what ends them.
 pub const SILENT: &[&str] = &["hangs-at-once", "hangs-in-the-call", "chatters-in-the-call"];
 
-const HELLO: &str = r#"{"v":1,"k":"hello","role":"worker","p":[1,1],"lib":"0.0.0","offers":[{"r":"shm","m":1},{"r":"inline","m":1}]}"#;
+const HELLO: &str = r#"{"v":2,"k":"hello","role":"worker","p":[2,2],"lib":"0.0.0","offers":[{"r":"shm","m":2},{"r":"inline","m":1}]}"#;
 
 struct Wire(UnixStream);
 
@@ -122,7 +122,7 @@ fn sealed(len: u64, fill: usize) -> OwnedFd {
 /// An answer to call 1 with one parcel of 4096 bytes.
 fn answer(attempt: u32, rung: &str, handles: u8, value: &str) -> String {
     format!(
-        r#"{{"v":1,"k":"ret","id":1,"n":{attempt},"p":[{{"r":"{rung}","l":1,"n":4096,"h":{handles},"m":null}}],"a":{value}}}"#
+        r#"{{"v":2,"k":"ret","id":1,"n":{attempt},"p":[{{"r":"{rung}","l":1,"n":4096,"h":{handles},"m":null}}],"a":{value}}}"#
     )
 }
 
@@ -146,7 +146,7 @@ pub fn act(kind: &str) -> ! {
     if kind == "refuses-everything" {
         for attempt in 1.. {
             let json = format!(
-                r#"{{"v":1,"k":"nack","of":"call","id":1,"n":{attempt},"s":0,"why":"whim","text":"I do not like it"}}"#
+                r#"{{"v":2,"k":"nack","of":"call","id":1,"n":{attempt},"s":0,"why":"whim","text":"I do not like it"}}"#
             );
             wire.frame(&json, &[]);
             if wire.hear().is_none() {
@@ -154,18 +154,18 @@ pub fn act(kind: &str) -> ! {
             }
         }
     }
-    let accept = r#"{"v":1,"k":"acc","of":"call","id":1,"n":1}"#;
+    let accept = r#"{"v":2,"k":"more","acc":[["call",1,1]]}"#;
     wire.frame(accept, &[]);
     match kind {
         "hangs-in-the-call" => sleep_for_ever(),
         "dies-in-the-call" => std::process::abort(),
         "chatters-in-the-call" => loop {
-            wire.frame(r#"{"v":1,"k":"rel","rel":[]}"#, &[]);
+            wire.frame(r#"{"v":2,"k":"more","rel":[]}"#, &[]);
         },
         // Never reads, so whatever is said to it waits.
         "floods-with-calls" => {
             for id in 1..1_000_000 {
-                let json = format!(r#"{{"v":1,"k":"call","id":{id},"n":1,"m":"x","p":[],"a":1}}"#);
+                let json = format!(r#"{{"v":2,"k":"call","id":{id},"n":1,"m":"x","p":[],"a":1}}"#);
                 wire.frame(&json, &[]);
             }
         }
@@ -176,7 +176,7 @@ pub fn act(kind: &str) -> ! {
         }
         "too-few-descriptors" => wire.frame(&answer(1, "shm", 1, TENSOR), &[]),
         "too-many-descriptors" => {
-            let json = r#"{"v":1,"k":"ret","id":1,"n":1,"p":[],"a":1}"#;
+            let json = r#"{"v":2,"k":"ret","id":1,"n":1,"p":[],"a":1}"#;
             wire.frame(json, &[sealed(4096, 4096)]);
         }
         _ => answers(kind, &mut wire),
@@ -200,14 +200,14 @@ fn handshake(kind: &str, wire: &mut Wire) {
         "over-long" => wire.raw(&[0xff; 64]),
         "cut-frame" => wire.raw(b"\0\0\0\x64\0\0{\"half\":1,"),
         "no-json" => wire.frame("{]", &[]),
-        "no-hello" => wire.frame(r#"{"v":1,"k":"rel","rel":[]}"#, &[]),
+        "no-hello" => wire.frame(r#"{"v":2,"k":"more","rel":[]}"#, &[]),
         "echoes-hello" => {
             if let Some(hello) = wire.hear() {
                 wire.frame(&hello, &[]);
             }
         }
         "other-version" => {
-            wire.frame(&HELLO.replace("\"v\":1", "\"v\":9").replace("[1,1]", "[7,9]"), &[]);
+            wire.frame(&HELLO.replace("\"v\":2", "\"v\":9").replace("[2,2]", "[7,9]"), &[]);
         }
         _ => return,
     }
@@ -260,7 +260,7 @@ fn answers(kind: &str, wire: &mut Wire) {
         loop {
             match wire.hear() {
                 Some(heard) if heard.contains("\"k\":\"nack\"") => break,
-                Some(heard) if heard.contains("\"k\":\"acc\"") => return,
+                Some(heard) if heard.contains("[\"ret\",1,") => return,
                 Some(_) => {}
                 None => return,
             }

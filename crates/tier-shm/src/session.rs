@@ -1,0 +1,313 @@
+//! What one session knows: which blocks the peer holds of ours, and we of the peer's.
+//!
+//! A block's descriptor goes to a peer once, with a number; from then on the number alone names it, and
+//! both sides keep their mappings. What is known of the peer is what the order of the transport shows:
+//! a descriptor that was sent comes before whatever is sent later.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use rung::{Fault, LeaseId, Reason, Storage};
+use segment::{BlockId, Foreign, Sealed, Watcher};
+
+use crate::memory::{self, Block};
+
+/// Blocks that each side keeps of the other's, at most: each is a descriptor and a mapping. Further ones
+/// go with a descriptor each time.
+pub(crate) const KEPT: usize = 1024;
+
+pub(crate) struct Session {
+    next_lease: AtomicU64,
+    exports: Mutex<Exports>,
+    imports: Mutex<Imports>,
+    /// The peer is gone for sure.
+    gone: AtomicBool,
+    wake: OnceLock<Arc<dyn Fn() + Send + Sync>>,
+}
+
+impl Default for Session {
+    fn default() -> Self {
+        Self {
+            next_lease: AtomicU64::new(1),
+            exports: Mutex::default(),
+            imports: Mutex::default(),
+            gone: AtomicBool::new(false),
+            wake: OnceLock::new(),
+        }
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
+/// A lease of a block that could be written again.
+#[derive(Debug)]
+struct Out {
+    /// The peer let go.
+    home: bool,
+    /// And says that somebody sees it whom it does not trust.
+    exposed: bool,
+    block: u64,
+}
+
+/// What the peer has of a block of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// Its descriptor is on its way, under this lease; or was never sent after all.
+    Sending(LeaseId),
+    Held,
+}
+
+#[derive(Debug, Default)]
+struct Exports {
+    out: HashMap<LeaseId, Out>,
+    /// By our number.
+    known: HashMap<u64, Known>,
+    /// Blocks that are gone, and of which the peer has not been told.
+    retired: Vec<u64>,
+}
+
+/// A block of the peer's that we keep.
+#[derive(Debug)]
+pub(crate) enum Theirs {
+    Sealed(Arc<Sealed>),
+    Foreign(Arc<Foreign>),
+    /// One of ours, come back: its inode.
+    Own(u64),
+}
+
+impl Theirs {
+    /// Whether nothing but the table holds it.
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::Sealed(block) => Arc::strong_count(block) == 1,
+            Self::Foreign(block) => Arc::strong_count(block) == 1,
+            Self::Own(_) => true,
+        }
+    }
+}
+
+/// What a receipt has to say besides that its lease is home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Remark {
+    /// The block's number said nothing here.
+    Unknown,
+    /// Somebody may go on looking at the block: a stranger it was lent on to, or a peer who was lent it
+    /// on and is lost.
+    Exposed,
+}
+
+#[derive(Debug, Default)]
+struct Imports {
+    /// By the peer's number.
+    theirs: HashMap<u64, Arc<Theirs>>,
+    remarks: HashMap<LeaseId, Remark>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing under these locks is half done when somebody panics.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How a block is named to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Naming {
+    /// By its number alone.
+    Number(u64),
+    /// By its number, with a descriptor.
+    First(u64),
+    /// By a descriptor alone: not to be kept.
+    Once,
+}
+
+impl Session {
+    pub(crate) fn next_lease(&self) -> LeaseId {
+        LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A lease of a block goes out.
+    pub(crate) fn lend(self: &Arc<Self>, block: &BlockId, once: bool, lease: LeaseId) -> Naming {
+        let number = block.number();
+        let mut exports = lock(&self.exports);
+        exports.out.insert(lease, Out { home: false, exposed: false, block: number });
+        let naming = match exports.known.get(&number) {
+            Some(Known::Held) => return Naming::Number(number),
+            Some(Known::Sending(_)) => return Naming::First(number),
+            None if once || exports.known.len() >= KEPT => Naming::Once,
+            None => {
+                exports.known.insert(number, Known::Sending(lease));
+                Naming::First(number)
+            }
+        };
+        drop(exports);
+        if naming != Naming::Once {
+            let watcher: Arc<dyn Watcher> = Arc::<Self>::clone(self);
+            block.watch(Arc::downgrade(&watcher));
+        }
+        naming
+    }
+
+    /// A lease did not go out after all.
+    pub(crate) fn unlend(&self, lease: LeaseId) {
+        let mut exports = lock(&self.exports);
+        if let Some(out) = exports.out.remove(&lease)
+            && exports.known.get(&out.block) == Some(&Known::Sending(lease))
+        {
+            exports.known.remove(&out.block);
+        }
+    }
+
+    /// What went with this lease is on its way.
+    pub(crate) fn sent(&self, lease: LeaseId) {
+        let mut exports = lock(&self.exports);
+        let Some(block) = exports.out.get(&lease).map(|out| out.block) else {
+            // Home already: the next one takes the descriptor along again, which harms nobody.
+            return;
+        };
+        if let Some(known) = exports.known.get_mut(&block) {
+            *known = Known::Held;
+        }
+    }
+
+    /// A lease came home. Of leases that are not out nothing is noted: a peer must not fill this table.
+    pub(crate) fn released(&self, lease: LeaseId, remark: Option<Remark>) {
+        let mut exports = lock(&self.exports);
+        let Some(out) = exports.out.get_mut(&lease) else { return };
+        out.home = true;
+        let block = out.block;
+        match remark {
+            None => {}
+            Some(Remark::Exposed) => out.exposed = true,
+            Some(Remark::Unknown) => {
+                exports.known.remove(&block);
+            }
+        }
+    }
+
+    pub(crate) fn peer_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    /// The owner of a lease ends: whether nobody looks at the block by it any more.
+    fn end(&self, lease: LeaseId) -> bool {
+        let out = lock(&self.exports).out.remove(&lease);
+        let (home, exposed) = out.map_or((false, false), |out| (out.home, out.exposed));
+        (home || self.gone.load(Ordering::Acquire)) && !exposed
+    }
+
+    /// Blocks that the peer need not keep any more.
+    pub(crate) fn take_retired(&self) -> Vec<u64> {
+        std::mem::take(&mut lock(&self.exports).retired)
+    }
+
+    pub(crate) fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        // The first one counts; a session has one transport.
+        let _ = self.wake.set(wake);
+    }
+
+    /// A block of the peer's by its number.
+    pub(crate) fn theirs(&self, number: u64) -> Option<Arc<Theirs>> {
+        lock(&self.imports).theirs.get(&number).cloned()
+    }
+
+    /// Keeps a block of the peer's under its number.
+    pub(crate) fn keep(&self, number: u64, block: Theirs) -> Arc<Theirs> {
+        let block = Arc::new(block);
+        let mut imports = lock(&self.imports);
+        let mut out = None;
+        if imports.theirs.len() >= KEPT {
+            // The peer is told when it names it again.
+            let idle = imports.theirs.iter().find(|(_, kept)| kept.is_idle());
+            let idle = idle.map(|(number, _)| *number);
+            out = idle.and_then(|number| imports.theirs.remove(&number));
+        }
+        if imports.theirs.len() < KEPT {
+            let before = imports.theirs.insert(number, Arc::clone(&block));
+            drop(imports);
+            drop(before);
+        }
+        // What is unmapped is unmapped outside the lock.
+        drop(out);
+        block
+    }
+
+    /// The peer has these no more.
+    pub(crate) fn forget(&self, numbers: &[u64]) {
+        let mut imports = lock(&self.imports);
+        let gone: Vec<_> =
+            numbers.iter().filter_map(|number| imports.theirs.remove(number)).collect();
+        drop(imports);
+        drop(gone);
+    }
+
+    pub(crate) fn remark(&self, lease: LeaseId, remark: Remark) {
+        lock(&self.imports).remarks.insert(lease, remark);
+    }
+
+    pub(crate) fn take_remark(&self, lease: LeaseId) -> Option<Remark> {
+        lock(&self.imports).remarks.remove(&lease)
+    }
+}
+
+impl Watcher for Session {
+    fn ended(&self, block: u64) {
+        let mut exports = lock(&self.exports);
+        if exports.known.remove(&block).is_none() {
+            return;
+        }
+        exports.retired.push(block);
+        drop(exports);
+        if let Some(wake) = self.wake.get() {
+            wake();
+        }
+    }
+}
+
+/// Which lease a storage was imported under.
+#[derive(Debug)]
+pub(crate) struct Import {
+    pub(crate) session: Weak<Session>,
+    pub(crate) lease: LeaseId,
+}
+
+impl Import {
+    /// A stranger is about to see it: its owner will hear so with the receipt.
+    pub(crate) fn expose(&self) {
+        if let Some(session) = self.session.upgrade() {
+            session.remark(self.lease, Remark::Exposed);
+        }
+    }
+}
+
+/// The owner of a block that could be written again (L4).
+///
+/// Dropping it is not enough for that: unless the receipt came, or the peer is known to be gone, the
+/// peer may still look at the block, so it is retired: never written again, and given back to the system
+/// rather than to the pool.
+pub(crate) struct Lent {
+    // Dropped last, when it is known whether the block may be used again.
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) lease: LeaseId,
+    pub(crate) session: Arc<Session>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let is_done_with = self.session.end(self.lease);
+        if !is_done_with && let Some(block) = Block::of(&self.storage) {
+            block.retire();
+        }
+    }
+}
+
+/// The storage of ours that a block which came back holds.
+pub(crate) fn own(inode: u64) -> Result<Arc<Storage>, Fault> {
+    memory::own_storage(inode).ok_or_else(|| {
+        Fault::new(Reason::UnknownLease, "a block of this process that is not lent out")
+    })
+}
