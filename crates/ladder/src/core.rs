@@ -114,6 +114,8 @@ pub(crate) struct Router {
     reading: bool,
     /// Threads inside [`Core::wait_for`].
     waiting: usize,
+    /// Those of them that sleep until another one has read something: waking nobody is a system call too.
+    sleeping: usize,
     /// Messages read so far: how the parked thread sees that others read.
     read: u64,
     /// Whether the parked thread waits to be woken, rather than looking again soon.
@@ -378,7 +380,8 @@ impl Core {
             }
             if router.reading {
                 // Whoever reads wakes us when it has put something where it belongs, or stops.
-                let router = match deadline {
+                router.sleeping += 1;
+                let mut router = match deadline {
                     None => self.changed.wait(router).unwrap_or_else(PoisonError::into_inner),
                     Some(deadline) => {
                         let left = deadline.saturating_duration_since(Instant::now());
@@ -386,6 +389,7 @@ impl Core {
                         waited.unwrap_or_else(PoisonError::into_inner).0
                     }
                 };
+                router.sleeping -= 1;
                 drop(router);
                 continue;
             }
@@ -404,8 +408,13 @@ impl Core {
         struct Reading<'a>(&'a Core);
         impl Drop for Reading<'_> {
             fn drop(&mut self) {
-                self.0.router().reading = false;
-                self.0.changed.notify_all();
+                let mut router = self.0.router();
+                router.reading = false;
+                let sleeping = router.sleeping > 0;
+                drop(router);
+                if sleeping {
+                    self.0.changed.notify_all();
+                }
             }
         }
         let reading = Reading(self);
@@ -439,24 +448,30 @@ impl Core {
 
     /// The parked thread: reads when nobody else does and something may come, until the end.
     ///
-    /// It looks again and again only while others come and go; where nobody reads for
-    /// [`TAKE_OVER`], it waits in the read itself, and where others wait (and so read), or nothing is
-    /// worth reading, it waits to be woken.
+    /// While others come and go it looks around every [`TAKE_OVER`], so that nobody has to wake it for
+    /// each call. Where nobody has read for so long, it waits in the read itself; where others wait (and
+    /// so read), or nothing is worth reading, it waits to be woken.
     pub(crate) fn park(self: &Arc<Self>) {
+        // Messages read, as of the last look around.
+        let mut seen = None;
         loop {
             let mut router = self.router();
             if router.ended.is_some() {
                 return;
             }
-            if router.waiting > 0 || !(router.closing || self.is_worth_reading()) {
+            let quiet = seen == Some(router.read);
+            if quiet && (router.waiting > 0 || !(router.closing || self.is_worth_reading())) {
                 router.parked = true;
                 drop(self.unread.wait(router).unwrap_or_else(PoisonError::into_inner));
+                seen = None;
                 continue;
             }
-            let seen = router.read;
+            let before = router.read;
+            seen = Some(before);
             let waited = self.unread.wait_timeout(router, TAKE_OVER);
             let mut router = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if router.read != seen || router.waiting > 0 || router.reading {
+            let unread = router.read == before && router.waiting == 0 && !router.reading;
+            if !unread || !(router.closing || self.is_worth_reading()) {
                 continue;
             }
             if router.ended.is_some() {

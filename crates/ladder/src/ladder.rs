@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rung::{Carrier, Form, LeaseId, Meta, Offer, Owner, Reason, Refusal, Rung, RungId, Session, Trust};
+use rung::{
+    Carrier, Form, LeaseId, Meta, Offer, Owner, Reason, Refusal, Rung, RungId, Session, Trust,
+};
 
 /// Rungs from the highest to the lowest.
 #[derive(Debug, Clone)]

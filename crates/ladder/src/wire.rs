@@ -1,7 +1,7 @@
 //! The messages of a channel, as JSON.
 //!
 //! ```text
-//! {"v":2,"k":"hello","role":"host","p":[2,2],"lib":"0.1.0","offers":[{"r":"shm","m":2},…]}
+//! {"v":2,"k":"hello","role":"host","speaks":[2,2],"lib":"0.1.0","offers":[{"r":"shm","m":2},…]}
 //! {"v":2,"k":"call","id":1,"n":1,"m":"invert","p":[parcel,…],"a":value}
 //! {"v":2,"k":"call","id":1,"n":1,"t":"h1","m":"progress","p":[],"a":value}
 //! {"v":2,"k":"ret","id":1,"n":1,"p":[parcel,…],"a":value}
@@ -191,7 +191,7 @@ pub(crate) fn encode(message: &Message, riders: &Riders) -> Result<String, Fault
         Message::Hello(hello) => {
             field("k", "\"hello\"");
             field("role", &json(&hello.role)?);
-            field("p", &json(&hello.protocol)?);
+            field("speaks", &json(&hello.protocol)?);
             field("lib", &json(&hello.library)?);
             field("offers", &json(&hello.offers)?);
         }
@@ -283,8 +283,8 @@ struct Raw<'a> {
     t: Option<Cow<'a, str>>,
     #[serde(borrow)]
     m: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    p: Option<&'a RawValue>,
+    p: Option<Vec<ParcelWire>>,
+    speaks: Option<[u32; 2]>,
     /// A value may be null, which an `Option` would take for absent.
     #[serde(borrow, default, deserialize_with = "present")]
     a: Option<&'a RawValue>,
@@ -327,9 +327,8 @@ fn text(part: Option<Cow<'_, str>>, name: &str, most: usize) -> Result<String, F
     Ok(text.into_owned())
 }
 
-fn parcels(part: Option<&RawValue>) -> Result<Vec<ParcelWire>, Fault> {
-    let parcels: Vec<ParcelWire> =
-        serde_json::from_str(need(part, "p")?.get()).map_err(|error| bad(error.to_string()))?;
+fn parcels(part: Option<Vec<ParcelWire>>) -> Result<Vec<ParcelWire>, Fault> {
+    let parcels = need(part, "p")?;
     if parcels.len() > limits::STORAGES {
         let detail = format!("{} storages in a message", parcels.len());
         return Err(Fault::new(Reason::OverCap, detail));
@@ -355,8 +354,7 @@ pub(crate) fn decode(json: &str) -> Result<(Message, Riders), Fault> {
     let message = match raw.k {
         Kind::Hello => Message::Hello(Hello {
             role: need(raw.role, "role")?,
-            protocol: serde_json::from_str(need(raw.p, "p")?.get())
-                .map_err(|error| bad(error.to_string()))?,
+            protocol: need(raw.speaks, "speaks")?,
             library: text(raw.lib, "lib", 64)?,
             offers: need(raw.offers, "offers")?,
         }),

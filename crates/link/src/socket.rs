@@ -78,6 +78,8 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Writing {
     busy: bool,
+    /// Threads that wait for their turn: waking nobody is a system call too.
+    waiting: usize,
     rest: Vec<u8>,
 }
 
@@ -92,7 +94,9 @@ impl Drop for Turn<'_> {
         let mut writing = lock(&self.link.writing);
         writing.busy = false;
         writing.rest = std::mem::take(&mut self.rest);
-        self.link.written.notify_one();
+        if writing.waiting > 0 {
+            self.link.written.notify_one();
+        }
     }
 }
 
@@ -272,17 +276,19 @@ impl Link {
     fn turn(&self, deadline: Option<Instant>) -> Result<Turn<'_>, LinkError> {
         let mut writing = lock(&self.writing);
         while writing.busy {
-            writing = match deadline {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(LinkError::Deadline);
+            }
+            writing.waiting += 1;
+            writing = match left {
                 None => self.written.wait(writing).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(LinkError::Deadline);
-                    }
+                Some(left) => {
                     let waited = self.written.wait_timeout(writing, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
+            writing.waiting -= 1;
         }
         writing.busy = true;
         let rest = std::mem::take(&mut writing.rest);

@@ -10,8 +10,8 @@ use nix::fcntl::{FallocateFlags, SealFlag, fallocate};
 use rung::{Fault, Reason};
 
 use crate::file::{SIZE_SEALS, add_seals, new_file, nonzero};
-use crate::mapping::Writer;
 use crate::filling::GATHER;
+use crate::mapping::Writer;
 use crate::*;
 
 fn reason(received: Result<Received, Fault>) -> Reason {

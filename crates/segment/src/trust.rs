@@ -13,6 +13,9 @@ use rung::{Reason, Refusal};
 /// The same executable means the same code only where the code is in the executable: an interpreter
 /// runs whatever script it is given, and then vouches for nothing.
 ///
+/// Whoever is trusted is also counted on not to look at a block that it gave back: such a block is written
+/// again for others (L8), and nobody can take a mapping from a process.
+///
 /// A token is for the peer it was made for: hand it only to sessions that are fed with nothing but
 /// what that peer sent (SAFETY.md, "What types cannot hold").
 #[derive(Debug, Clone)]

@@ -51,7 +51,12 @@ impl ShmCarrier {
     }
 
     /// A storage that lies on a block, under a lease.
-    fn lend(&self, storage: Arc<Storage>, block: &Block<'_>, copies: u8) -> Result<Packed, Refusal> {
+    fn lend(
+        &self,
+        storage: Arc<Storage>,
+        block: &Block<'_>,
+        copies: u8,
+    ) -> Result<Packed, Refusal> {
         if !self.is_trusted() {
             // Nobody can take the peer's mapping from it (L8).
             block.expose();

@@ -145,8 +145,11 @@ impl TensorMut {
         let storage = match block {
             Some(draft) => {
                 let len = draft.len();
-                let block =
-                    if draft.was_shared() { Sealed::copy_from(draft.bytes())? } else { draft.seal()? };
+                let block = if draft.was_shared() {
+                    Sealed::copy_from(draft.bytes())?
+                } else {
+                    draft.seal()?
+                };
                 Storage::new(SealedMemory { block: Arc::new(block), len, once: false })
             }
             None => Storage::from_bytes(Vec::new()),

@@ -199,6 +199,30 @@ fn frames(worker: &Worker, tensor: &Tensor) -> Result<(usize, usize), Error> {
     ))
 }
 
+/// Echoes alone, both sides spinning.
+pub(crate) fn echoes(count: usize) -> Result<(), Error> {
+    let worker = Worker::spawn(Command::this_executable().env(ROLE, "serve"))?;
+    worker.spin_for(Duration::from_millis(1));
+    worker.call("spin", 1000)?;
+    let samples = echo(&worker, &born(64 * MIB)?, count)?;
+    println!("{:.2} µs", median(&samples));
+    Ok(())
+}
+
+/// Sends of private memory alone; what they asked of the kernel once the first were done.
+pub(crate) fn sends(count: usize) -> Result<(), Error> {
+    let worker = Worker::spawn(Command::this_executable().env(ROLE, "serve"))?;
+    let tensor = Tensor::from_vec(contents(64 * MIB), &[64 * MIB])?;
+    let send = |_| worker.call("take", tensor.clone()).map(drop);
+    (0..10).try_for_each(send)?;
+    let (calls, handles) = (segment::calls(), worker.traffic().handles_sent);
+    (0..count).try_for_each(send)?;
+    let sent = worker.traffic().handles_sent - handles;
+    println!("before {calls:?}\nafter  {:?}\n{sent} descriptors", segment::calls());
+    println!("{:?}", segment::Pool::process().stats());
+    Ok(())
+}
+
 /// All cases, and their ratios.
 pub(crate) fn run(report: &mut Report, quick: bool, peers: Option<&Path>) -> Result<(), Error> {
     let worker = Worker::spawn(Command::this_executable().env(ROLE, "serve"))?;
@@ -212,7 +236,11 @@ pub(crate) fn run(report: &mut Report, quick: bool, peers: Option<&Path>) -> Res
     Ok(())
 }
 
-fn small(report: &mut Report, worker: &Worker, driver: Option<&Mutex<Driver>>) -> Result<(), Error> {
+fn small(
+    report: &mut Report,
+    worker: &Worker,
+    driver: Option<&Mutex<Driver>>,
+) -> Result<(), Error> {
     let sizes = [KIB, MIB, 64 * MIB, GIB];
     let tensors: Vec<Tensor> = sizes.iter().map(|len| born(*len)).collect::<Result<_, _>>()?;
     for tensor in &tensors {
@@ -325,8 +353,7 @@ fn private(
         return Err("the worker sees other bytes".into());
     }
     let mut block = Draft::new(len)?;
-    let case =
-        |key, copies, batch| Case { key, copies, count, warm, batch };
+    let case = |key, copies, batch| Case { key, copies, count, warm, batch };
     let copy_key = key("memory", "memcpy into a warm shared block", len);
     let ours = key("ladder", "private, one way + ack", len);
     let mut cases = vec![
@@ -378,10 +405,14 @@ fn private(
     for (key, target) in theirs {
         report.ratio(&format!("{name} vs {}", key.peer), &ours, &key, target);
     }
-    report.fact(&format!("{name}: median µs"), format!("{:.0}", {
-        let samples = timed(3, || worker.call("take", tensor.clone()).map(drop).map_err(Into::into))?;
-        median(&samples)
-    }));
+    report.fact(
+        &format!("{name}: median µs"),
+        format!("{:.0}", {
+            let samples =
+                timed(3, || worker.call("take", tensor.clone()).map(drop).map_err(Into::into))?;
+            median(&samples)
+        }),
+    );
     Ok(())
 }
 

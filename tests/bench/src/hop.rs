@@ -85,12 +85,8 @@ impl Loop {
     }
 
     fn riders() -> Result<Riders, Error> {
-        let receipt = Receipt {
-            rung: RungId::SHM,
-            lease: LeaseId(123_456),
-            meta: None,
-            handles: Vec::new(),
-        };
+        let receipt =
+            Receipt { rung: RungId::SHM, lease: LeaseId(123_456), meta: None, handles: Vec::new() };
         let accepted = vec![Accepted { of: Of::Return, id: 123_456, attempt: 1 }];
         Ok(Riders { receipts: vec![receipt.split()?.0], accepted, notices: Vec::new() })
     }

@@ -10,7 +10,7 @@ mod cases;
 mod hop;
 mod peers;
 mod report;
-#[expect(dead_code, unreachable_pub, reason = "the messages are the library's; not all are used here")]
+#[expect(dead_code, reason = "the messages are the library's; not all are used here")]
 #[path = "../../../crates/ladder/src/wire.rs"]
 mod wire;
 
@@ -40,6 +40,12 @@ struct Arguments {
     /// A Python with torch and numpy, and the script of the Python peers.
     #[arg(long, num_args = 2, value_names = ["PYTHON", "SCRIPT"])]
     python: Option<Vec<std::path::PathBuf>>,
+    /// So many echoes of a tensor that is born shared, and nothing else: for a profiler.
+    #[arg(long)]
+    echoes: Option<usize>,
+    /// So many sends of 64 MiB of private memory, and nothing else: for strace.
+    #[arg(long)]
+    sends: Option<usize>,
     /// So many passes through one hop of our codec and leases, and nothing else: for callgrind.
     #[arg(long)]
     hops: Option<u32>,
@@ -71,6 +77,12 @@ fn measure(arguments: &Arguments) -> Result<(), Error> {
         return hop::run(hops);
     }
     pin(0);
+    if let Some(count) = arguments.echoes {
+        return cases::echoes(count);
+    }
+    if let Some(count) = arguments.sends {
+        return cases::sends(count);
+    }
     let rounds = if arguments.quick { 7 } else { 15 };
     let mut report = Report::new(rounds);
     cases::run(&mut report, arguments.quick, arguments.peers.as_deref())?;
@@ -78,6 +90,10 @@ fn measure(arguments: &Arguments) -> Result<(), Error> {
     if let Some([python, script]) = arguments.python.as_deref() {
         peers::python(&mut report, python, script, arguments.quick)?;
     }
-    if arguments.json { report.print_json() } else { report.print_table() }
+    if arguments.json {
+        report.print_json()
+    } else {
+        report.print_table()
+    }
     Ok(())
 }

@@ -110,7 +110,7 @@ fn act(role: &str) -> ExitCode {
         "leaves" => {
             let socket = io::stdin().as_fd().try_clone_to_owned().unwrap();
             let link = Link::over(socket);
-            let hello = r#"{"v":2,"k":"hello","role":"worker","p":[2,2],"lib":"0","offers":[{"r":"shm","m":2},{"r":"inline","m":1}]}"#;
+            let hello = r#"{"v":2,"k":"hello","role":"worker","speaks":[2,2],"lib":"0","offers":[{"r":"shm","m":2},{"r":"inline","m":1}]}"#;
             let _ = link.send(hello, &[], None);
             let _ = link.receive(None);
             let _call = link.receive(None);

@@ -63,7 +63,7 @@ pub const KINDS: &[(&str, &str, bool)] = &[
 /// Kinds that never answer: the host's deadline is what ends them.
 pub const SILENT: &[&str] = &["hangs-at-once", "hangs-in-the-call", "chatters-in-the-call"];
 
-const HELLO: &str = r#"{"v":2,"k":"hello","role":"worker","p":[2,2],"lib":"0.0.0","offers":[{"r":"shm","m":2},{"r":"inline","m":1}]}"#;
+const HELLO: &str = r#"{"v":2,"k":"hello","role":"worker","speaks":[2,2],"lib":"0.0.0","offers":[{"r":"shm","m":2},{"r":"inline","m":1}]}"#;
 
 struct Wire(UnixStream);
 
