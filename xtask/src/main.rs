@@ -1,6 +1,7 @@
 //! The commands of the workspace: `cargo xtask NAME`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "commands for a person to read")]
 
+mod bench;
 mod layers;
 mod sabotage;
 
@@ -20,6 +21,23 @@ struct Arguments {
 enum Command {
     /// Check that nothing depends on its own layer or a higher one, and what `tier-shm` pulls in.
     Layers,
+    /// Measure against limits and peers, interleaved in one run.
+    Bench {
+        /// What is measured.
+        what: bench::What,
+        /// Lines of JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+        /// Within a minute of measuring.
+        #[arg(long)]
+        quick: bool,
+        /// A Python with torch and numpy, for the Python peers too.
+        #[arg(long)]
+        python: Option<PathBuf>,
+        /// Without the Rust peers, which take a minute to build.
+        #[arg(long)]
+        alone: bool,
+    },
     /// Break the code on purpose, one patch at a time, and see the named test turn red.
     Sabotage {
         /// Only patches whose name contains this.
@@ -38,6 +56,9 @@ fn root() -> PathBuf {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Layers => layers::check(&root()),
+        Command::Bench { what: bench::What::Host, json, quick, python, alone } => {
+            bench::host(&root(), &bench::Options { json, quick, python, alone })
+        }
         Command::Sabotage { only } => sabotage::run(&root(), only.as_deref()),
     };
     match outcome {

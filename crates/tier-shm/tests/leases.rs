@@ -86,9 +86,7 @@ fn size(of: usize) -> usize {
 
 impl World {
     fn new() -> Self {
-        let trusted = || {
-            Trust::carrying(PeerTrust::same_executable(std::process::id()).unwrap())
-        };
+        let trusted = || Trust::carrying(PeerTrust::same_executable(std::process::id()).unwrap());
         let open = |peer: usize| {
             let trust = if peer == PEERS - 1 { Trust::none() } else { trusted() };
             match Shm.open(&Shm.probe().unwrap(), &Shm.probe().unwrap(), trust).unwrap() {

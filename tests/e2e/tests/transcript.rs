@@ -150,6 +150,19 @@ fn refusals(worker: &Worker) -> Outcome {
     if *reply.value() == value { Ok(()) } else { Err("another value".into()) }
 }
 
+fn a_block_again(worker: &Worker) -> Outcome {
+    let shared = ladder::share(&image()?).map_err(text)?;
+    for _ in 0..2 {
+        let reply = worker.call("take", shared.clone()).map_err(text)?;
+        if *reply.value() != Value::Null {
+            return Err(format!("{:?}", reply.value()));
+        }
+        // What nothing takes along goes alone.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
 fn main() -> ExitCode {
     match std::env::var(ROLE).as_deref() {
         Ok("serve") => return serve(),
@@ -167,6 +180,7 @@ fn main() -> ExitCode {
     run_serially(vec![
         trial("a_host_that_calls", || host("host-calls.txt", calls_and_answers)),
         trial("a_host_whose_storage_is_refused", || host("host-refused.txt", refusals)),
+        trial("a_host_whose_block_is_not_known", || host("host-unknown-block.txt", a_block_again)),
         trial("a_worker_that_serves", || worker("worker-serves.txt")),
         trial("a_worker_whose_answer_is_refused", || worker("worker-refused.txt")),
     ])

@@ -1,0 +1,56 @@
+//! Benchmarks: builds what is measured, and what it is measured against, and runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use crate::Error;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum What {
+    /// Host memory.
+    Host,
+}
+
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) json: bool,
+    pub(crate) quick: bool,
+    pub(crate) python: Option<PathBuf>,
+    pub(crate) alone: bool,
+}
+
+fn built(command: &mut Command) -> Result<(), Error> {
+    let status = command.status()?;
+    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
+}
+
+/// Host memory, against memcpy, sockets, iceoryx2, ipc-channel and, given a Python, torch.
+pub(crate) fn host(root: &Path, options: &Options) -> Result<(), Error> {
+    let target = root.join("target");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root).args(["build", "--release", "--package", "bench", "--locked"]);
+    built(cargo.env("CARGO_TARGET_DIR", &target))?;
+    let mut bench = Command::new(target.join("release/bench-host"));
+    bench.current_dir(root);
+    if !options.alone {
+        let peers = root.join("tests/bench/peers");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.current_dir(&peers).args(["build", "--release", "--locked"]);
+        let folder = target.join("bench-peers");
+        built(cargo.env("CARGO_TARGET_DIR", &folder))?;
+        bench.arg("--peers").arg(folder.join("release/bench-peers"));
+    }
+    for (given, flag) in [(options.json, "--json"), (options.quick, "--quick")] {
+        if given {
+            bench.arg(flag);
+        }
+    }
+    if let Some(python) = &options.python {
+        let script = root.join("tests/bench/peers/peers.py");
+        bench.arg("--python").arg(python).arg(script);
+    }
+    built(&mut bench)
+}
