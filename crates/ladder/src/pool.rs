@@ -32,8 +32,8 @@ pub(crate) struct Refused {
 
 /// Work that waits for a server, and the servers; part of the router, under its lock.
 ///
-/// - **P1** `idle <= servers <= SERVERS`, but that work which must not be refused may start one more.
-/// - **P2** Work is queued only where a server is idle for it, is about to be started, or (in a worker
+/// - **V1** `idle <= servers <= SERVERS`, but that work which must not be refused may start one more.
+/// - **V2** Work is queued only where a server is idle for it, is about to be started, or (in a worker
 ///   that has not begun to serve) will come.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {

@@ -147,6 +147,8 @@ mod tests {
             ("a/memory.stat", "anon 850\ninactive_file 50\n"),
             ("a/b/memory.max", "max\n"),
             ("a/b/memory.current", "10\n"),
+            ("a/d/memory.max", "90000\n"),
+            ("a/d/memory.current", "0\n"),
             ("a/c/memory.max", "500\n"),
             ("a/c/memory.current", "450\n"),
         ]);
@@ -155,6 +157,8 @@ mod tests {
         // A group without a limit lies in one with.
         assert_eq!(left("0::/a/b\n"), Some(150));
         assert_eq!(left("0::/a/c\n"), Some(50));
+        // One that has more than the group around it has no more than that.
+        assert_eq!(left("0::/a/d\n"), Some(150));
         assert_eq!(left("0::/\n"), None);
         // Over its limit is nothing left, not very much.
         fs::write(root.path().join("a/c/memory.current"), "600\n").unwrap();
