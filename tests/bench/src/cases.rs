@@ -345,7 +345,7 @@ fn private(
 ) -> Result<(), Error> {
     let large = len > 64 * MIB;
     let count = if large { 1 } else { 5 };
-    let warm = if large { (2, 0) } else { (4, 1) };
+    let warm = if large { (2, 1) } else { (4, 1) };
     let source = contents(len);
     let tensor = Tensor::from_vec(source.clone(), &[len])?;
     let right = worker.call("check", tensor.clone())?;

@@ -174,7 +174,7 @@ fn iceoryx(
     let source = source(len);
     let private = case == "private";
     let mut samples = Vec::new();
-    // The first turns fault the pages in, and put the contents there.
+    // The first turns fault the pages in, and put the contents there: the service is new each time.
     let warm = if private { 2 } else { 20 };
     for turn in 0..count + warm {
         let started = Instant::now();
