@@ -265,8 +265,6 @@ impl Pool {
             idle.push(own);
         }
         drop(state);
-        // With nothing idle, the thread has nothing to wait for.
-        self.doom.notify_one();
         drop(idle);
     }
 
@@ -348,9 +346,11 @@ impl Pool {
         }
     }
 
-    /// Gives back what is doomed, and what was idle for too long; until nothing is idle.
+    /// Gives back what is doomed, and what was idle for too long; until nothing has been idle for so
+    /// long. In steady traffic every block may be in use whenever it looks, and it stays all the same.
     fn give_back(&self) {
         let mut state = lock(&self.state);
+        let mut empty_since = None;
         loop {
             let now = Instant::now();
             let mut surplus = std::mem::take(&mut state.doomed);
@@ -361,11 +361,18 @@ impl Pool {
                 state = lock(&self.state);
                 continue;
             }
-            let Some((_, since)) = state.oldest() else {
-                state.trimming = false;
-                return;
+            let since = match state.oldest() {
+                Some((_, since)) => {
+                    empty_since = None;
+                    since
+                }
+                None => *empty_since.get_or_insert(now),
             };
             let left = state.limits.idle_for.saturating_sub(now.saturating_duration_since(since));
+            if empty_since.is_some() && left.is_zero() {
+                state.trimming = false;
+                return;
+            }
             let waited = self.doom.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
