@@ -396,8 +396,9 @@ fn sending_while_workers_are_killed() -> Outcome {
             turn += 2;
             let worker = Arc::clone(&current.lock().unwrap());
             let (len, fill) = (1 + turn * 7919 % (3 * MIB), turn as u8);
-            let tensor = if turn % 3 == 0 { born(len, fill)? } else { private(len, fill)? };
-            let method = if turn % 5 == 0 { "hold" } else { "echo" };
+            let tensor =
+                if turn.is_multiple_of(3) { born(len, fill)? } else { private(len, fill)? };
+            let method = if turn.is_multiple_of(5) { "hold" } else { "echo" };
             match worker.call(method, tensor.clone()) {
                 Ok(reply) if method == "echo" => {
                     let value = reply.into_value();
