@@ -25,6 +25,9 @@ use crate::wire::{self, Accepted, Message, Of, Riders, Role, Root};
 /// How long the socket may stay unread before the parked thread takes over.
 const TAKE_OVER: Duration = Duration::from_millis(1);
 
+/// How often whoever waits for room looks again.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 /// How long a goodbye may wait for a peer that does not read.
 const FAREWELL: Duration = Duration::from_millis(100);
 
@@ -338,12 +341,13 @@ impl Core {
         }
     }
 
-    /// Whether anything may come that nobody waits for: a call, a receipt, or an answer that came too
-    /// late for its caller.
+    /// Whether anything may come that nobody waits for: a call, a receipt, an answer that came too late
+    /// for its caller, or word that a block need not be kept any more.
     fn is_worth_reading(&self) -> bool {
         self.handler.get().is_some()
             || self.keeper.has_lent()
             || self.given_up.load(Ordering::Relaxed) > 0
+            || self.sessions.keep()
     }
 
     /// A call of ours is given up before its answer came.
@@ -517,6 +521,7 @@ impl Core {
     /// Has a message sent by the thread that sends receipts: whoever reads must not wait for a peer
     /// that does not. Gives the leases of some parcels back with it.
     pub(crate) fn post(&self, message: Message, parcels: &[ParcelWire]) {
+        parcels.iter().for_each(|parcel| self.sessions.unopened(parcel));
         let posted = self.returns.post(message, leases_of(parcels));
         self.check_posted(posted);
     }
@@ -524,6 +529,7 @@ impl Core {
     /// Says that a message was taken, with the next frame or soon; gives the leases of parcels back
     /// with it.
     pub(crate) fn accept(&self, accepted: Accepted, parcels: &[ParcelWire]) {
+        parcels.iter().for_each(|parcel| self.sessions.unopened(parcel));
         let posted = self.returns.accept(accepted, leases_of(parcels));
         self.check_posted(posted);
     }
@@ -627,15 +633,10 @@ impl Core {
             return Err(NotSent::Ended(Ended::Forked));
         }
         let answers = match message {
-            Message::Return { id, .. } | Message::Error { id, .. } => Some(*id),
+            Message::Return { id, .. } => Some(*id),
             _ => None,
         };
-        let due = self.returns.take(answers);
-        let sent = self.write(message, &due, &mut handles, deadline);
-        if !matches!(sent, Ok(()) | Err(NotSent::Begun)) {
-            self.returns.untake(due);
-            return sent;
-        }
+        self.write(message, self.returns.take(answers), &mut handles, deadline)?;
         if let Message::Call { parcels, .. } | Message::Return { parcels, .. } = message {
             for parcel in parcels {
                 let (rung, lease) = parcel.lease();
@@ -644,30 +645,52 @@ impl Core {
                 }
             }
         }
-        sent
+        Ok(())
     }
 
+    /// Sends a message with what is due; what rode a frame that was not sent is due again, as it was: a
+    /// rung says what it has to say once.
     fn write(
         &self,
         message: &Message,
-        due: &Due,
+        mut due: Due,
+        handles: &mut Vec<Handle>,
+        deadline: Option<Instant>,
+    ) -> Result<(), NotSent> {
+        let sent = self.write_with(message, &mut due, handles, deadline);
+        match sent {
+            // The peer gets the rest of it.
+            Ok(()) | Err(NotSent::Begun) => {}
+            Err(_) => self.returns.untake(due),
+        }
+        sent
+    }
+
+    fn write_with(
+        &self,
+        message: &Message,
+        due: &mut Due,
         handles: &mut Vec<Handle>,
         deadline: Option<Instant>,
     ) -> Result<(), NotSent> {
         let over = |fault: Fault| NotSent::OverCap(fault.to_string());
-        let mut receipts = Vec::with_capacity(due.leases.len());
-        for (rung, lease) in &due.leases {
-            let Some(carrier) = self.sessions.carrier(rung) else {
+        for (rung, lease) in due.leases.drain(..) {
+            let Some(carrier) = self.sessions.carrier(&rung) else {
                 continue;
             };
-            let (wire, some) = carrier.receipt(*lease).split().map_err(over)?;
-            receipts.push(wire);
-            handles.extend(some);
+            let (wire, some) = carrier.receipt(lease).split().map_err(over)?;
+            due.riders.receipts.push(wire);
+            due.handles.extend(some);
         }
-        let notices = if due.notices { self.sessions.notices() } else { Vec::new() };
-        let riders = Riders { receipts, accepted: due.accepted.clone(), notices };
-        let json = wire::encode(message, &riders).map_err(over)?;
-        self.link.send(&json, handles, deadline).map_err(|error| match error {
+        if std::mem::take(&mut due.notices) {
+            due.riders.notices.extend(self.sessions.notices());
+        }
+        let json = wire::encode(message, &due.riders).map_err(over)?;
+        let of_message = handles.len();
+        handles.append(&mut due.handles);
+        let sent = self.link.send(&json, handles, deadline);
+        due.handles = handles.split_off(of_message);
+        sent.map_err(|error| match error {
             LinkError::Deadline => NotSent::Deadline,
             LinkError::Begun => NotSent::Begun,
             LinkError::OverCap(text) => NotSent::OverCap(text),
@@ -698,9 +721,15 @@ impl Core {
             if self.bounds.policy == AtBound::Refuse || !room().1 {
                 break NotKept::OverBound(text);
             }
-            // Reading meanwhile, since what makes room is read.
-            if let Err(not_yet) = self.wait_for(deadline, |_| room().0.then_some(())) {
-                break NotKept::NotYet(not_yet);
+            // Reading meanwhile, since what makes room is read; and looking again soon, since room is also
+            // made by a message of ours that is not sent after all.
+            let soon = Instant::now().checked_add(LOOK_AGAIN);
+            let until = deadline.into_iter().chain(soon).min();
+            match self.wait_for(until, |_| room().0.then_some(())) {
+                Err(NotYet::Deadline)
+                    if deadline.is_none_or(|deadline| Instant::now() < deadline) => {}
+                Err(not_yet) => break NotKept::NotYet(not_yet),
+                Ok(()) => {}
             }
         };
         for (rung, lease, _, owner) in owners {
@@ -723,16 +752,16 @@ impl Core {
         let look_around = (self.bounds.alarm / 2).max(Duration::from_millis(10));
         while let Some(posted) = self.returns.overdue(look_around) {
             self.keeper.sound_alarms(self.bounds.alarm);
-            let mut outcome = Ok(());
+            let mut ended = false;
+            let mut note = |sent| ended |= matches!(sent, Err(NotSent::Ended(_)));
             for message in posted {
-                outcome = outcome.and_then(|()| self.send(&message, Vec::new(), None));
+                note(self.send(&message, Vec::new(), None));
             }
             let due = self.returns.take(None);
             if !due.is_empty() {
-                let sent = self.write(&Message::More, &due, &mut Vec::new(), None);
-                outcome = outcome.and(sent);
+                note(self.write(&Message::More, due, &mut Vec::new(), None));
             }
-            if let Err(NotSent::Ended(_)) = outcome {
+            if ended {
                 // Without receipts the peer would keep everything for ever. After a goodbye nothing can
                 // be sent, and what the peer still says is read.
                 if !self.router().closing {
@@ -761,7 +790,7 @@ impl Core {
         let due = self.returns.take(None);
         if !due.is_empty() {
             let soon = Instant::now().checked_add(FAREWELL);
-            let _ = self.write(&Message::More, &due, &mut Vec::new(), soon);
+            let _ = self.write(&Message::More, due, &mut Vec::new(), soon);
         }
         self.link.close_for_sending();
         self.changed.notify_all();

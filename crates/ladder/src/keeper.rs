@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rung::{LeaseId, Owner, RungId};
+use rung::{Handle, LeaseId, Owner, RungId};
 
-use crate::wire::{Accepted, Message, Of};
+use crate::wire::{Accepted, Message, Of, Riders};
 
 /// How long a receipt may wait for a frame to ride on.
 const RIDE: Duration = Duration::from_millis(2);
@@ -211,14 +211,19 @@ impl Keeper {
 #[derive(Debug, Default)]
 pub(crate) struct Due {
     pub(crate) leases: Vec<(RungId, LeaseId)>,
-    pub(crate) accepted: Vec<Accepted>,
     /// Whether a rung has something to say.
     pub(crate) notices: bool,
+    /// What was accepted; and what was written out already, for a frame that was not sent.
+    pub(crate) riders: Riders,
+    /// Of the receipts among the riders.
+    pub(crate) handles: Vec<Handle>,
 }
 
 impl Due {
     pub(crate) fn is_empty(&self) -> bool {
-        self.leases.is_empty() && self.accepted.is_empty() && !self.notices
+        let Riders { receipts, accepted, notices } = &self.riders;
+        let written = !(receipts.is_empty() && accepted.is_empty() && notices.is_empty());
+        self.leases.is_empty() && !self.notices && !written
     }
 }
 
@@ -273,9 +278,9 @@ impl Returns {
         let mut room = true;
         self.push(|due| {
             due.leases.extend(leases);
-            room = due.accepted.len() < POSTED;
+            room = due.riders.accepted.len() < POSTED;
             if room {
-                due.accepted.push(accepted);
+                due.riders.accepted.push(accepted);
             }
         });
         room
@@ -297,7 +302,7 @@ impl Returns {
         let mut due = std::mem::take(&mut queue.due);
         drop(queue);
         if let Some(id) = answers {
-            due.accepted.retain(|accepted| accepted.of != Of::Call || accepted.id != id);
+            due.riders.accepted.retain(|accepted| accepted.of != Of::Call || accepted.id != id);
         }
         due
     }
@@ -309,8 +314,11 @@ impl Returns {
         }
         self.push(|queued| {
             queued.leases.extend(due.leases);
-            queued.accepted.extend(due.accepted);
             queued.notices |= due.notices;
+            queued.riders.receipts.extend(due.riders.receipts);
+            queued.riders.accepted.extend(due.riders.accepted);
+            queued.riders.notices.extend(due.riders.notices);
+            queued.handles.extend(due.handles);
         });
     }
 
@@ -519,8 +527,8 @@ mod tests {
         assert!(returns.accept(Accepted { of: Of::Call, id: 3, attempt: 1 }, Vec::new()));
         assert!(returns.accept(Accepted { of: Of::Return, id: 3, attempt: 1 }, Vec::new()));
         let due = returns.take(Some(3));
-        assert_eq!((due.leases.len(), due.accepted.len()), (1, 1));
-        assert_eq!(due.accepted[0].of, Of::Return);
+        assert_eq!((due.leases.len(), due.riders.accepted.len()), (1, 1));
+        assert_eq!(due.riders.accepted[0].of, Of::Return);
         assert!(returns.post(Message::More, Vec::new()));
         assert_eq!(returns.overdue(Duration::from_secs(60)).unwrap().len(), 1);
     }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rung::{
-    Carrier, Form, LeaseId, Meta, Offer, Owner, Reason, Refusal, Rung, RungId, Session, Trust,
+    Carrier, Form, LeaseId, Meta, Offer, Owner, ParcelWire, Reason, Receipt, Refusal, Rung, RungId,
+    Session, Trust,
 };
 
 /// Rungs from the highest to the lowest.
@@ -126,7 +127,8 @@ impl Sessions {
     /// it, and only then its owner goes.
     pub(crate) fn take_back(&self, rung: &RungId, lease: LeaseId, owner: Option<Owner>) {
         if let Some(carrier) = self.carrier(rung) {
-            carrier.released(carrier.receipt(lease));
+            let (rung, handles) = (rung.clone(), Vec::new());
+            carrier.released(Receipt { rung, lease, meta: None, handles });
         }
         drop(owner);
     }
@@ -138,6 +140,22 @@ impl Sessions {
             _ => None,
         });
         notices.collect()
+    }
+
+    /// Whether any rung keeps something that the peer may have to say something about.
+    pub(crate) fn keep(&self) -> bool {
+        self.opened.iter().any(|opened| match &opened.session {
+            Ok(Session::Carrier(carrier)) => carrier.keeps(),
+            _ => false,
+        })
+    }
+
+    /// A parcel goes back unopened.
+    pub(crate) fn unopened(&self, parcel: &ParcelWire) {
+        let (rung, lease) = parcel.lease();
+        if let Some(carrier) = self.carrier(rung) {
+            carrier.unopened(lease);
+        }
     }
 
     /// Has every rung call this when it has something to say.

@@ -134,12 +134,15 @@ impl Core {
             Ok(packing) => packing,
             Err(unsendable) => return fail("unsendable", unsendable.to_string()),
         };
-        let leases = match self.keep(&mut packing, deadline) {
+        // The peer may be waiting for this very answer before it gives anything back.
+        let patience = Instant::now().checked_add(ROOM_FOR_AN_ANSWER);
+        let room_by = deadline.into_iter().chain(patience).min();
+        let leases = match self.keep(&mut packing, room_by) {
             Ok(leases) => leases,
             Err(NotKept::OverBound(text)) => return fail("over-bound", text),
             Err(NotKept::NotYet(NotYet::Ended(ended))) => return Err(ended),
             Err(NotKept::NotYet(NotYet::Deadline)) => {
-                return fail("abandoned", "there was no room for the answer in time".into());
+                return fail("over-bound", "there was no room for the answer in time".into());
             }
         };
         reached("answer-packed");
@@ -204,6 +207,9 @@ impl Core {
         self.fail(id, None, Failure::new("undelivered", text))
     }
 }
+
+/// How long an answer may wait for room under the bounds.
+const ROOM_FOR_AN_ANSWER: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Answers that a peer may leave neither accepted nor refused.
 const ANSWERS: usize = 1024;

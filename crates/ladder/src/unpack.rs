@@ -56,6 +56,7 @@ pub(crate) fn import(
         let (rung, lease) = wire.lease();
         let guard = LeaseGuard::new(returns, rung.clone(), lease);
         if outcome.is_err() {
+            sessions.unopened(&wire);
             drop(handles.drain(..wire.handle_count().min(handles.len())));
             continue;
         }

@@ -342,7 +342,12 @@ fn parcels(part: Option<Vec<ParcelWire>>) -> Result<Vec<ParcelWire>, Fault> {
 ///
 /// [`Reason::BadMetadata`] for anything but one of the messages above, [`Reason::OverCap`].
 pub(crate) fn decode(json: &str) -> Result<(Message, Riders), Fault> {
-    let raw: Raw<'_> = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
+    let raw: Raw<'_> = match serde_json::from_str(json) {
+        Ok(raw) => raw,
+        Err(error) => {
+            return other_hello(json).ok_or_else(|| bad(error.to_string()));
+        }
+    };
     // A hello is read whatever its version, so that a mismatch can name both.
     if raw.v != VERSION && !matches!(raw.k, Kind::Hello) {
         return Err(bad(format!("protocol version {}, here {VERSION}", raw.v)));
@@ -391,6 +396,25 @@ pub(crate) fn decode(json: &str) -> Result<(Message, Riders), Fault> {
         Kind::More => Message::More,
     };
     Ok((message, Riders { receipts: raw.rel, accepted: raw.acc, notices: raw.say }))
+}
+
+/// The hello of another version of the protocol, so that a mismatch can name both. The first called its
+/// range `p`.
+fn other_hello(json: &str) -> Option<(Message, Riders)> {
+    #[derive(Deserialize)]
+    struct Other {
+        v: u32,
+        k: String,
+        role: Role,
+        #[serde(alias = "p")]
+        speaks: [u32; 2],
+    }
+    let Other { v, k, role, speaks: protocol } = serde_json::from_str(json).ok()?;
+    if v == VERSION || k != "hello" {
+        return None;
+    }
+    let (library, offers) = (String::new(), Vec::new());
+    Some((Message::Hello(Hello { role, protocol, library, offers }), Riders::default()))
 }
 
 #[cfg(test)]
@@ -532,6 +556,15 @@ mod tests {
             "x".repeat(limits::METHOD_NAME + 1)
         );
         assert_eq!(decode(&long).unwrap_err().reason(), Reason::OverCap);
+    }
+
+    #[test]
+    fn a_hello_of_another_version_names_it() {
+        let json = r#"{"v":1,"k":"hello","role":"worker","p":[1,1],"lib":"0.1.0","offers":[]}"#;
+        let Ok((Message::Hello(hello), _)) = decode(json) else { panic!() };
+        assert_eq!(hello.protocol, [1, 1]);
+        let json = r#"{"v":1,"k":"call","role":"worker","p":[1,1]}"#;
+        assert_eq!(decode(json).unwrap_err().reason(), Reason::BadMetadata);
     }
 
     #[test]

@@ -96,6 +96,10 @@ pub trait Carrier: Send + Sync {
     /// again. One that tells nothing sends it each time.
     fn sent(&self, _lease: LeaseId) {}
 
+    /// A parcel under this lease of the peer's goes back unopened: its receipt should say that whatever
+    /// went along with it once has to go again.
+    fn unopened(&self, _lease: LeaseId) {}
+
     /// The importer lets go of a lease.
     fn receipt(&self, lease: LeaseId) -> Receipt;
 
@@ -110,6 +114,12 @@ pub trait Carrier: Send + Sync {
     /// whenever something is sent, and when it [asks to be](Self::wake_with).
     fn notice(&self) -> Option<Meta> {
         None
+    }
+
+    /// Whether something is kept here that a [notice](Self::noticed) of the peer's may end: worth listening
+    /// for then, also where nothing else is expected.
+    fn keeps(&self) -> bool {
+        false
     }
 
     /// What the peer's session had to say.

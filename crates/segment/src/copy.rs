@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "streaming stores have no safe form")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// From here on, ordinary stores lose: the destination no longer fits a core's own cache, so each of
 /// its lines is read in before it is overwritten.
@@ -41,7 +42,20 @@ pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
         let mut parts = to.chunks_mut(share).zip(from.chunks(share));
         let mine = parts.next();
         for (to, from) in parts {
-            scope.spawn(move || copy_alone(to, from));
+            // Without a thread, this one has the rest to do: a part goes to whoever takes it first.
+            let part = Mutex::new(Some((to, from)));
+            let part = Arc::new(part);
+            let other = Arc::clone(&part);
+            let take = |part: &Mutex<Option<(&mut [u8], &[u8])>>| {
+                let taken = part.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some((to, from)) = taken {
+                    copy_alone(to, from);
+                }
+            };
+            let spawned = std::thread::Builder::new().spawn_scoped(scope, move || take(&other));
+            if spawned.is_err() {
+                take(&part);
+            }
         }
         if let Some((to, from)) = mine {
             copy_alone(to, from);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use nix::fcntl::SealFlag;
 use rung::{Reason, Refusal};
 
-use crate::file::{Block, SIZE_SEALS, add_seals, allocate, duplicate, new_file, refused};
+use crate::file::{Block, SIZE_SEALS, add_seals, allocate, duplicate, refused};
 use crate::filling::Filling;
 use crate::id::BlockId;
 use crate::pool::{Own, Pool, size_class};
@@ -80,7 +80,7 @@ impl Draft {
             return Ok(draft);
         }
         pool.make_room(capacity)?;
-        let file = new_file()?;
+        let file = pool.new_file()?;
         allocate(&file, 0..capacity)?;
         // S1, from the start: nothing shrinks the file under the mapping.
         add_seals(&file, SIZE_SEALS)?;
@@ -128,7 +128,7 @@ impl Draft {
         pool.make_room(capacity)?;
         // For the first use the kernel's copy saves the faults, which cost more than the copy does; at
         // the second, all pages are faulted in at once.
-        let file = new_file()?;
+        let file = pool.new_file()?;
         Filling::file(&file, len).fill(fill)?;
         allocate(&file, len..capacity)?;
         add_seals(&file, SIZE_SEALS)?;
@@ -190,17 +190,19 @@ impl Draft {
         self.own.as_ref().is_none_or(|own| own.was_shared)
     }
 
-    /// The bytes.
+    /// The bytes; none in a forked child, which does not have them (L9).
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        self.own.as_ref().map_or(&[], |own| &own.writer.bytes()[..self.len])
+        let own = self.own.as_ref();
+        own.and_then(|own| own.writer.bytes().get(..self.len)).unwrap_or_default()
     }
 
-    /// The bytes, to write.
+    /// The bytes, to write; none in a forked child.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.len;
-        self.own.as_mut().map_or(&mut [], |own| &mut own.writer.bytes_mut()[..len])
+        let own = self.own.as_mut();
+        own.and_then(|own| own.writer.bytes_mut().get_mut(..len)).unwrap_or_default()
     }
 
     /// Closes it for writing, for ever and for everyone (S2); drops the writable mapping.
@@ -210,7 +212,7 @@ impl Draft {
     /// [`Reason::StillLent`] for a block that was shared before, also by an earlier user: its seals are
     /// final. Use [`Sealed::copy_from`]. [`Reason::System`] otherwise.
     pub fn seal(mut self) -> Result<Sealed, Refusal> {
-        let Some(own) = self.own.take_if(|own| !own.was_shared) else {
+        let Some(own) = self.own.take_if(|own| !own.was_shared && own.writer.is_here()) else {
             return Err(Refusal::new(
                 Reason::StillLent,
                 "a block that was shared cannot be sealed",

@@ -12,9 +12,8 @@ use rung::{Fault, Reason, Refusal};
 
 use crate::PeerTrust;
 use crate::file::{Block, SIZE_SEALS, nonzero, refused_io, seals_of};
-use crate::headroom;
 use crate::id::BlockId;
-use crate::pool::is_own;
+use crate::pool::{Pool, is_own};
 use crate::sealed::Sealed;
 
 /// A block that a peer lends and could still write.
@@ -123,7 +122,7 @@ fn check_allocated(file: &File, len: usize, blocks: u64) -> Result<(), Fault> {
     // A page that was allocated and never written reads as a hole (lseek(2)), and blocks may also lie
     // beyond the end of the file, where they were counted above. Allocating what is there already
     // changes nothing; what is not there is now, or the machine has no memory for it.
-    headroom::check(len)?;
+    Pool::process().make_room(len)?;
     let size = i64::try_from(len).map_err(|_| Reason::WrongSize)?;
     fallocate(file, FallocateFlags::empty(), 0, size)
         .map_err(|errno| sparse(format!("allocating it: {}", errno.desc())))

@@ -59,6 +59,8 @@ mod filling;
 #[cfg(target_os = "linux")]
 mod foreign;
 #[cfg(target_os = "linux")]
+mod fork;
+#[cfg(target_os = "linux")]
 mod headroom;
 #[cfg(target_os = "linux")]
 mod id;

@@ -11,11 +11,12 @@ use nix::libc;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 
 use crate::counters::{COUNTERS, count};
+use crate::fork::generation;
 
 /// A mapping of a whole memfd.
 ///
-/// - **M1** `start` is the start of a live mapping of at least `len > 0` bytes, made by [`map`] and
-///   unmapped by this value's `Drop` alone.
+/// - **M1** Where it [is here](Mapping::is_here), `start` is the start of a live mapping of at least
+///   `len > 0` bytes, made by [`map`] and unmapped by this value's `Drop` alone.
 /// - **M2** No access to the first `len` bytes can fault: whoever calls [`map`] has seen S1 hold for
 ///   the file (its size is at least `len`, cannot shrink, and every page is allocated).
 /// - **M3** Reads through it are reads of plain memory that no one writes at the same time: whoever
@@ -25,6 +26,16 @@ use crate::counters::{COUNTERS, count};
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// Of a mapping that a forked child does not have: the process that has it.
+    home: Option<u32>,
+}
+
+impl Mapping {
+    /// Whether the mapping is there: in a forked child, whatever has been mapped in its place is not this
+    /// (L9).
+    fn is_here(&self) -> bool {
+        self.home.is_none_or(|home| home == generation())
+    }
 }
 
 // SAFETY: M1: the mapping belongs to the process, not to a thread, and `start` is only an address;
@@ -35,6 +46,9 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if !self.is_here() {
+            return;
+        }
         // SAFETY: M1: this is the mapping that `map` made, and nobody else unmaps it; every borrow
         // of its bytes borrows `self` and has ended.
         let unmapped = unsafe { munmap(self.start.cast(), self.len) };
@@ -49,6 +63,9 @@ impl Mapping {
     /// Gives the resident pages of a range back to the system, rounded inward to whole pages; how many
     /// bytes. The mapping is shared, so the bytes stay in the file, and come back at the next look.
     fn release(&self, range: Range<usize>) -> Result<usize, Errno> {
+        if !self.is_here() {
+            return Ok(0);
+        }
         let page = page_size();
         let start = range.start.next_multiple_of(page);
         // The last page of a block is whole also where its bytes are not: the file is that long.
@@ -77,7 +94,7 @@ fn map(file: impl AsFd, len: NonZeroUsize, protection: ProtFlags) -> Result<Mapp
     // memory that Rust knows of changes under it (mmap(2); no MAP_FIXED).
     let start = unsafe { mmap(None, len, protection, MapFlags::MAP_SHARED, file, 0) }?;
     count(&COUNTERS.mapped, 1);
-    Ok(Mapping { start: start.cast(), len: len.get() })
+    Ok(Mapping { start: start.cast(), len: len.get(), home: None })
 }
 
 /// A read-only mapping.
@@ -113,19 +130,37 @@ impl Writer {
     ///
     /// It stays the only one: a forked child does not inherit it (S3, L9).
     pub(crate) fn new(file: impl AsFd, len: NonZeroUsize) -> Result<Self, Errno> {
-        let mapping = map(file, len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
+        let mut mapping = map(file, len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
         // SAFETY: M1: exactly the mapping that was just made; not inheriting it changes nothing in
         // this process (madvise(2)).
         unsafe { madvise(mapping.start.cast(), len.get(), MmapAdvise::MADV_DONTFORK) }?;
+        mapping.home = Some(generation());
         Ok(Self(mapping))
     }
 
+    /// Bytes of the mapping, here or not.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len
+    }
+
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.is_here()
+    }
+
+    /// None in a forked child.
     pub(crate) fn bytes(&self) -> &[u8] {
+        if !self.is_here() {
+            return &[];
+        }
         // SAFETY: as in `Reader::bytes`; writing needs `&mut self`, which this borrow excludes.
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
     }
 
+    /// None in a forked child.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        if !self.is_here() {
+            return &mut [];
+        }
         // SAFETY: M1, M2; M3: `&mut self` excludes every other borrow of this mapping, and it is
         // the only writable one. Peers that still map the block promised to be done with it (their
         // receipts are home, L4); what they see concerns their process, not this one.
@@ -135,6 +170,9 @@ impl Writer {
     /// Faults all pages in at once, for writing: a third of what faulting one by one costs. Where the
     /// kernel cannot (before Linux 5.14), they fault as they are written.
     pub(crate) fn populate(&self) {
+        if !self.is_here() {
+            return;
+        }
         // SAFETY: M1: exactly this mapping; populating it changes no byte (madvise(2)).
         unsafe {
             libc::madvise(self.0.start.as_ptr().cast(), self.0.len, libc::MADV_POPULATE_WRITE);

@@ -10,8 +10,7 @@
 //! - **P3** A block that a peer who is not trusted has seen is never used again, nor one of which a lease
 //!   will never be home: nobody can take the peer's mapping from it
 //!   ([`Shared::expose`](crate::Shared::expose), [`Shared::retire`](crate::Shared::retire)).
-//! - **P4** After a fork the child takes nothing out and puts nothing in (L9): it has none of the
-//!   mappings.
+//! - **P4** After a fork the child begins with an empty pool (L9): it has none of the mappings.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -22,7 +21,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use rung::{Reason, Refusal};
 
-use crate::file::{nonzero, number, refused};
+use crate::file::{new_file, nonzero, number, refused};
+use crate::fork::generation;
 use crate::headroom;
 use crate::id::BlockId;
 use crate::mapping::Writer;
@@ -84,7 +84,7 @@ impl Own {
     }
 
     pub(crate) fn capacity(&self) -> usize {
-        self.writer.bytes().len()
+        self.writer.len()
     }
 
     /// The file alone, once the writable mapping is gone.
@@ -112,16 +112,17 @@ pub(crate) fn size_class(len: usize) -> Result<usize, Refusal> {
 /// What a pool may keep that nobody uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of idle blocks; the one idle for longest goes first. A quarter of 8 GiB unless said
-    /// otherwise.
+    /// Bytes of idle blocks; the one idle for longest goes first. 2 GiB unless said otherwise.
     pub idle_bytes: u64,
+    /// Idle blocks, each a descriptor: 128 unless said otherwise.
+    pub idle_blocks: usize,
     /// How long a block may be idle: 10 s unless said otherwise.
     pub idle_for: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { idle_bytes: 2 << 30, idle_for: Duration::from_secs(10) }
+        Self { idle_bytes: 2 << 30, idle_blocks: 128, idle_for: Duration::from_secs(10) }
     }
 }
 
@@ -162,6 +163,8 @@ struct State {
     doomed: Vec<Own>,
     /// Whether that thread runs.
     trimming: bool,
+    /// The process whose blocks these are.
+    home: u32,
 }
 
 impl State {
@@ -199,12 +202,17 @@ impl State {
         self.stats.bytes -= capacity as u64;
     }
 
+    fn is_too_much(&self) -> bool {
+        self.stats.idle_bytes > self.limits.idle_bytes
+            || self.stats.idle_blocks > self.limits.idle_blocks
+    }
+
     /// What is idle beyond the limits.
     fn surplus(&mut self, now: Instant) -> Vec<Own> {
         let mut surplus = Vec::new();
         while let Some((_, since)) = self.oldest() {
             let too_long = now.saturating_duration_since(since) >= self.limits.idle_for;
-            if !too_long && self.stats.idle_bytes <= self.limits.idle_bytes {
+            if !too_long && !self.is_too_much() {
                 break;
             }
             surplus.extend(self.retire_oldest());
@@ -222,16 +230,25 @@ pub struct Pool {
     state: Mutex<State>,
     /// Wakes the thread that gives blocks back.
     doom: Condvar,
-    home: u32,
 }
 
 impl Pool {
     /// An empty one.
     #[must_use]
     pub fn new(limits: Limits) -> Arc<Self> {
-        let state = State { limits, ..State::default() };
-        let home = std::process::id();
-        Arc::new(Self { state: Mutex::new(state), doom: Condvar::new(), home })
+        let state = State { limits, home: generation(), ..State::default() };
+        Arc::new(Self { state: Mutex::new(state), doom: Condvar::new() })
+    }
+
+    /// The state, which a forked child begins anew: its parent's blocks are not its own (P4).
+    fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = lock(&self.state);
+        let here = generation();
+        if state.home != here {
+            // Their mappings are not here, so dropping them closes descriptors and nothing else.
+            *state = State { limits: state.limits, home: here, ..State::default() };
+        }
+        state
     }
 
     /// The one of this process.
@@ -244,12 +261,12 @@ impl Pool {
     /// What it holds.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        lock(&self.state).stats
+        self.state().stats
     }
 
     /// Changes what it may keep; what is idle beyond that goes.
     pub fn set_limits(self: &Arc<Self>, limits: Limits) {
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         state.limits = limits;
         let surplus = state.surplus(Instant::now());
         drop(state);
@@ -259,7 +276,7 @@ impl Pool {
 
     /// Gives every idle block back to the system, now.
     pub fn trim(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         let mut idle = std::mem::take(&mut state.doomed);
         while let Some(own) = state.retire_oldest() {
             idle.push(own);
@@ -270,10 +287,7 @@ impl Pool {
 
     /// A block that waits, with whatever is in it.
     pub(crate) fn take(&self, capacity: usize) -> Option<Own> {
-        if self.home != std::process::id() {
-            return None;
-        }
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         let own = state.take(capacity)?;
         state.stats.reused += 1;
         Some(own)
@@ -281,15 +295,34 @@ impl Pool {
 
     /// Sees that a new block has the memory, giving idle ones back where it has not.
     pub(crate) fn make_room(&self, capacity: usize) -> Result<(), Refusal> {
-        headroom::check(capacity).or_else(|_| {
+        if headroom::check(capacity).is_ok() {
+            return Ok(());
+        }
+        self.trim();
+        // Peers have them mapped too, and hear within milliseconds that they need not.
+        for _ in 0..10 {
+            if headroom::check(capacity).is_ok() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        headroom::check(capacity)
+    }
+
+    /// A new file; where descriptors have run out, those of idle blocks make room.
+    pub(crate) fn new_file(&self) -> Result<File, Refusal> {
+        new_file().or_else(|refusal| {
+            if refusal.reason() != Reason::NoDescriptors {
+                return Err(refusal);
+            }
             self.trim();
-            headroom::check(capacity)
+            new_file()
         })
     }
 
     /// A block was made.
     pub(crate) fn note_made(&self, capacity: usize) {
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         let stats = &mut state.stats;
         stats.made += 1;
         stats.blocks += 1;
@@ -299,7 +332,7 @@ impl Pool {
 
     /// A block was sealed for good and is not the pool's any more.
     pub(crate) fn note_left(&self, capacity: usize) {
-        lock(&self.state).forget(capacity);
+        self.state().forget(capacity);
     }
 
     /// A block that nobody holds any more (P1).
@@ -307,12 +340,11 @@ impl Pool {
     /// From destructors: what has to be unmapped is left to a thread, since that takes a third of a
     /// millisecond a megabyte.
     pub(crate) fn put(self: &Arc<Self>, own: Own) {
-        if self.home != std::process::id() {
-            // The parent's, and its mapping is not here (P4).
-            std::mem::forget(own);
+        if !own.writer.is_here() {
+            // The parent's (P4).
             return;
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         let capacity = own.capacity();
         if own.exposed.load(Ordering::Acquire) || own.retired.load(Ordering::Acquire) {
             state.forget(capacity);
@@ -323,7 +355,7 @@ impl Pool {
             state.idle.entry(capacity).or_default().push(Idle { own, since: now });
             state.stats.idle_blocks += 1;
             state.stats.idle_bytes += capacity as u64;
-            if state.stats.idle_bytes > state.limits.idle_bytes {
+            if state.is_too_much() {
                 let surplus = state.surplus(now);
                 state.doomed.extend(surplus);
             }
@@ -386,7 +418,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn keeping(idle_bytes: u64) -> Arc<Pool> {
-        Pool::new(Limits { idle_bytes, idle_for: Duration::from_secs(3600) })
+        let idle_for = Duration::from_secs(3600);
+        Pool::new(Limits { idle_bytes, idle_for, ..Limits::default() })
     }
 
     fn filled(pool: &Arc<Pool>, len: usize, byte: u8) -> Draft {
@@ -480,6 +513,14 @@ mod tests {
         assert_eq!(pool.stats().blocks, 0);
     }
 
+    /// Descriptors run out long before memory does.
+    #[test]
+    fn the_bound_on_idle_blocks_holds() {
+        let pool = Pool::new(Limits { idle_blocks: 2, ..Limits::default() });
+        drop((1..=5).map(|byte| filled(&pool, 4096 * usize::from(byte), byte)).collect::<Vec<_>>());
+        assert_eq!(pool.stats().idle_blocks, 2);
+    }
+
     #[test]
     fn what_is_idle_for_too_long_goes_by_itself() {
         let pool = Pool::new(Limits { idle_for: Duration::from_millis(50), ..Limits::default() });
@@ -488,11 +529,11 @@ mod tests {
             Arc::clone(draft.id())
         };
         let deadline = Instant::now() + Duration::from_secs(20);
-        while pool.stats().blocks > 0 {
+        // Counted as gone first, and gone a moment later.
+        while pool.stats().blocks > 0 || Arc::strong_count(&id) > 1 {
             assert!(Instant::now() < deadline, "still there: {:?}", pool.stats());
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(Arc::strong_count(&id), 1);
     }
 
     #[test]

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use nix::fcntl::SealFlag;
 use rung::Refusal;
 
-use crate::file::{Block, SIZE_SEALS, add_seals, new_file, nonzero};
+use crate::file::{Block, SIZE_SEALS, add_seals, nonzero};
 use crate::filling::Filling;
-use crate::headroom;
 use crate::id::BlockId;
+use crate::pool::Pool;
 
 /// A block that nobody can write any more: its bytes are lent to anyone (S2).
 #[derive(Debug)]
@@ -41,8 +41,9 @@ impl Sealed {
         fill: impl FnOnce(&mut Filling<'_>) -> Result<(), Refusal>,
     ) -> Result<Self, Refusal> {
         nonzero(len)?;
-        headroom::check(len)?;
-        let file = new_file()?;
+        let pool = Pool::process();
+        pool.make_room(len)?;
+        let file = pool.new_file()?;
         Filling::file(&file, len).fill(fill)?;
         add_seals(&file, SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL)?;
         Ok(Self::over(Block::new(file, len), len))

@@ -59,7 +59,7 @@ impl ShmCarrier {
     ) -> Result<Packed, Refusal> {
         if !self.is_trusted() {
             // Nobody can take the peer's mapping from it (L8).
-            block.expose();
+            block.expose(Some(&self.session));
         }
         memory::note_lent(&storage);
         let lease = self.session.next_lease();
@@ -207,6 +207,10 @@ impl Carrier for ShmCarrier {
         self.session.sent(lease);
     }
 
+    fn unopened(&self, lease: LeaseId) {
+        self.session.remark(lease, Remark::Unknown);
+    }
+
     fn receipt(&self, lease: LeaseId) -> Receipt {
         let remark = self.session.take_remark(lease).map(|remark| match remark {
             Remark::Unknown => UNKNOWN,
@@ -234,6 +238,10 @@ impl Carrier for ShmCarrier {
     fn notice(&self) -> Option<Meta> {
         let x = self.session.take_retired();
         if x.is_empty() { None } else { Meta::write(&Notice { x }).ok() }
+    }
+
+    fn keeps(&self) -> bool {
+        self.session.keeps()
     }
 
     fn noticed(&self, notice: Meta) -> Result<(), Fault> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use rung::{Memory, Reason, Refusal, Storage, Trust};
 use segment::{BlockId, Foreign, PeerTrust, Sealed, Shared};
 
-use crate::session::Import;
+use crate::session::{Import, Session};
 
 /// A block that nobody can write, ours or a peer's.
 #[derive(Debug)]
@@ -192,13 +192,21 @@ impl<'a> Block<'a> {
         matches!(self, Self::Foreign(_))
     }
 
-    /// A peer who is not trusted is about to see it, and may go on looking.
-    pub(crate) fn expose(&self) {
+    /// Somebody sees it, or is about to, who may go on looking: a peer who is not trusted, unless the
+    /// block goes back by the session that it came by.
+    pub(crate) fn expose(&self, by: Option<&Arc<Session>>) {
         match self {
             // Never written again in any case.
             Self::Sealed(_) => {}
             Self::Lent(block) => block.expose(),
-            Self::Foreign(memory) => memory.import.expose(),
+            Self::Foreign(memory) => {
+                let goes_back = by.is_some_and(|by| {
+                    std::ptr::eq(memory.import.session.as_ptr(), &raw const **by)
+                });
+                if !goes_back {
+                    memory.import.expose();
+                }
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use crate::memory::{self, Block};
 
 /// Blocks that each side keeps of the other's, at most: each is a descriptor and a mapping. Further ones
 /// go with a descriptor each time.
-pub(crate) const KEPT: usize = 1024;
+pub(crate) const KEPT: usize = 128;
 
 pub(crate) struct Session {
     next_lease: AtomicU64,
@@ -138,7 +138,10 @@ impl Session {
         let naming = match exports.known.get(&number) {
             Some(Known::Held) => return Naming::Number(number),
             Some(Known::Sending(_)) => return Naming::First(number),
-            None if once || exports.known.len() >= KEPT => Naming::Once,
+            // Where the transport has no way to say that a block is gone, the peer must not keep it.
+            None if once || exports.known.len() >= KEPT || self.wake.get().is_none() => {
+                Naming::Once
+            }
             None => {
                 exports.known.insert(number, Known::Sending(lease));
                 Naming::First(number)
@@ -183,8 +186,11 @@ impl Session {
         match remark {
             None => {}
             Some(Remark::Exposed) => out.exposed = true,
+            // Still to be told of its end: another parcel may have brought it.
             Some(Remark::Unknown) => {
-                exports.known.remove(&block);
+                if let Some(known) = exports.known.get_mut(&block) {
+                    *known = Known::Sending(lease);
+                }
             }
         }
     }
@@ -193,11 +199,15 @@ impl Session {
         self.gone.store(true, Ordering::Release);
     }
 
-    /// The owner of a lease ends: whether nobody looks at the block by it any more.
-    fn end(&self, lease: LeaseId) -> bool {
+    /// The owner of a lease ends: who may still look at the block by it.
+    fn end(&self, lease: LeaseId) -> Lookers {
         let out = lock(&self.exports).out.remove(&lease);
-        let (home, exposed) = out.map_or((false, false), |out| (out.home, out.exposed));
-        (home || self.gone.load(Ordering::Acquire)) && !exposed
+        match out {
+            Some(Out { exposed: true, .. }) => Lookers::Somebody,
+            Some(Out { home: true, .. }) => Lookers::Nobody,
+            _ if self.gone.load(Ordering::Acquire) => Lookers::Heirs,
+            _ => Lookers::Somebody,
+        }
     }
 
     /// Blocks that the peer need not keep any more.
@@ -242,7 +252,14 @@ impl Session {
         let gone: Vec<_> =
             numbers.iter().filter_map(|number| imports.theirs.remove(number)).collect();
         drop(imports);
-        drop(gone);
+        // Unmapping takes a third of a millisecond a megabyte, and whoever reads the socket is here. Without
+        // a thread, the closure is dropped here after all, and the blocks with it.
+        let _ = std::thread::Builder::new().name("shm-forget".into()).spawn(move || drop(gone));
+    }
+
+    /// Whether anything is kept that the peer may retire.
+    pub(crate) fn keeps(&self) -> bool {
+        !lock(&self.imports).theirs.is_empty()
     }
 
     pub(crate) fn remark(&self, lease: LeaseId, remark: Remark) {
@@ -266,6 +283,18 @@ impl Watcher for Session {
             wake();
         }
     }
+}
+
+/// Who may still look at a block when a lease on it has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lookers {
+    Nobody,
+    /// The peer is gone for sure; but it may have lent the block on, and had no time to say to whom. What
+    /// is copied out there is of no use to anybody any more, and nobody was lent it in place (trust is not
+    /// handed on), so it may be written; but not for others to see (L8).
+    Heirs,
+    /// Somebody who was not told that it may change.
+    Somebody,
 }
 
 /// Which lease a storage was imported under.
@@ -298,9 +327,12 @@ pub(crate) struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let is_done_with = self.session.end(self.lease);
-        if !is_done_with && let Some(block) = Block::of(&self.storage) {
-            block.retire();
+        let lookers = self.session.end(self.lease);
+        let Some(block) = Block::of(&self.storage) else { return };
+        match lookers {
+            Lookers::Nobody => {}
+            Lookers::Heirs => block.expose(None),
+            Lookers::Somebody => block.retire(),
         }
     }
 }

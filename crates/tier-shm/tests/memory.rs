@@ -19,6 +19,13 @@ fn carrier(trust: Trust) -> Box<dyn Carrier> {
     }
 }
 
+/// One whose transport sends notices, so that blocks may be kept by number.
+fn listening(trust: Trust) -> Box<dyn Carrier> {
+    let carrier = carrier(trust);
+    carrier.wake_with(Arc::new(|| {}));
+    carrier
+}
+
 /// Through text and descriptors, as between processes.
 fn across(tensor: &Tensor, trust: Trust) -> (Tensor, rung::Packed) {
     across_by(&*carrier(Trust::none()), tensor, trust)
@@ -231,7 +238,7 @@ fn give_back(sender: &dyn Carrier, packed: rung::Packed) {
 
 #[test]
 fn a_descriptor_goes_once_and_a_number_after_that() {
-    let sender = carrier(trusted());
+    let sender = listening(trusted());
     let shared = numbers().share().unwrap();
     let mut first = sender.export(shared.storage()).unwrap();
     // Until it is known to be on its way, every parcel takes it along.
@@ -246,7 +253,7 @@ fn a_descriptor_goes_once_and_a_number_after_that() {
 
 #[test]
 fn private_memory_goes_into_the_same_block_again() {
-    let sender = carrier(trusted());
+    let sender = listening(trusted());
     let private = |seed: u32| Tensor::from_vec(vec![seed; 300_000], &[300_000]).unwrap();
     let mut first = sender.export(private(1).storage()).unwrap();
     let (handle, meta) = sent(&*sender, &mut first);
@@ -266,7 +273,7 @@ fn private_memory_goes_into_the_same_block_again() {
 /// L8: a peer that gets a block in its second life finds nothing of the first in it.
 #[test]
 fn a_block_shows_nobody_what_went_to_another() {
-    let (first, second) = (carrier(trusted()), carrier(trusted()));
+    let (first, second) = (listening(trusted()), listening(trusted()));
     let secret = Tensor::from_vec(vec![0xAAu8; 70_000], &[70_000]).unwrap();
     let mut packed = first.export(secret.storage()).unwrap();
     let inode = |file: &File| std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
@@ -297,7 +304,7 @@ fn what_a_stranger_saw_is_not_used_again() {
     let seen = sent(&*stranger, &mut packed).0.unwrap();
     drop(shared);
     give_back(&*stranger, packed);
-    let friend = carrier(trusted());
+    let friend = listening(trusted());
     for _ in 0..3 {
         let mut packed = friend.export(tensor().storage()).unwrap();
         if let Some(block) = sent(&*friend, &mut packed).0 {
@@ -314,7 +321,7 @@ fn what_a_stranger_saw_is_not_used_again() {
 
 #[test]
 fn a_number_that_says_nothing_is_answered_by_the_descriptor() {
-    let (sender, receiver) = (carrier(trusted()), carrier(trusted()));
+    let (sender, receiver) = (listening(trusted()), listening(trusted()));
     let shared = numbers().share().unwrap();
     let mut first = sender.export(shared.storage()).unwrap();
     sent(&*sender, &mut first);
@@ -335,7 +342,7 @@ fn a_number_that_says_nothing_is_answered_by_the_descriptor() {
 
 #[test]
 fn a_peer_is_told_when_a_block_is_gone() {
-    let (sender, receiver) = (carrier(trusted()), carrier(trusted()));
+    let (sender, receiver) = (carrier(trusted()), listening(trusted()));
     let woken = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = Arc::clone(&woken);
     sender.wake_with(Arc::new(move || {
@@ -366,7 +373,7 @@ fn a_peer_is_told_when_a_block_is_gone() {
 #[test]
 fn an_owner_hears_of_strangers_with_the_receipt() {
     let (there, _block) = foreign(&(), trusted());
-    let receiver = carrier(trusted());
+    let receiver = listening(trusted());
     let parcel = |lease| Parcel {
         rung: rung::RungId::SHM,
         lease: rung::LeaseId(lease),
@@ -425,4 +432,49 @@ fn a_tensor_is_filled_as_an_array() {
     tensor.as_array_mut::<f32>().unwrap()[[2, 1]] = 7.0;
     assert_eq!(tensor.as_array_mut::<f64>().unwrap_err().reason(), Reason::WrongDType);
     assert_eq!(tensor.share().unwrap().as_slice::<f32>().unwrap()[9], 7.0);
+}
+
+/// A transport without a way to say that a block is gone must not have its peer keep it.
+#[test]
+fn without_notices_a_descriptor_goes_each_time() {
+    let sender = carrier(trusted());
+    let shared = numbers().share().unwrap();
+    for _ in 0..3 {
+        let mut packed = sender.export(shared.storage()).unwrap();
+        let (handle, meta) = sent(&*sender, &mut packed);
+        assert!(handle.is_some() && meta == "null");
+    }
+    drop(shared);
+    assert!(sender.notice().is_none());
+}
+
+/// Parcels that were never looked at bring their descriptors again, however many there were.
+#[test]
+fn what_goes_back_unopened_goes_whole_again() {
+    let (sender, receiver) = (listening(trusted()), listening(trusted()));
+    let tensors: Vec<Tensor> = (0..20).map(|_| numbers().share().unwrap()).collect();
+    for tensor in &tensors {
+        let mut packed = sender.export(tensor.storage()).unwrap();
+        sent(&*sender, &mut packed);
+        receiver.unopened(packed.parcel.lease);
+        sender.released(receiver.receipt(packed.parcel.lease));
+    }
+    for tensor in &tensors {
+        assert_eq!(sender.export(tensor.storage()).unwrap().parcel.handles.len(), 1);
+    }
+}
+
+/// Its heirs may go on looking, so its blocks may be written, but not for others to see.
+#[test]
+fn what_a_dead_peer_had_is_not_used_for_others() {
+    let inode = |file: &File| std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+    let dead = listening(trusted());
+    let private = |fill: u8| Tensor::from_vec(vec![fill; 345_678], &[345_678]).unwrap();
+    let mut packed = dead.export(private(1).storage()).unwrap();
+    let seen = sent(&*dead, &mut packed).0.unwrap();
+    dead.peer_gone();
+    drop(packed.owner);
+    let mut packed = listening(trusted()).export(private(2).storage()).unwrap();
+    let other = packed.parcel.handles.pop().map(File::from).unwrap();
+    assert_ne!(inode(&seen), inode(&other));
 }

@@ -138,6 +138,12 @@ fn work(channel: &Channel) -> ExitCode {
             std::thread::sleep(Duration::from_millis(value.as_i64().unwrap_or(0) as u64));
             Ok(Value::Null)
         })
+        .on("idle for", |value| {
+            let idle_for = Duration::from_millis(value.as_i64().unwrap_or(0) as u64);
+            Pool::process().set_limits(Limits { idle_for, ..Limits::default() });
+            Ok(Value::Null)
+        })
+        .on_with("call back", |value, peer| Ok(peer.call("echo", value)?.into_value()))
         .on("resident", |_| Ok(resident()));
     match channel.serve(methods) {
         Ok(()) => ExitCode::SUCCESS,
@@ -295,6 +301,32 @@ fn forwarding_neither_maps_nor_copies() -> Outcome {
         check(ask(&b, "fill", ask(&a, "give", fill)?)? == Value::from(fill), "other bytes")?;
     }
     check(calls() == before, (before, calls()))
+}
+
+/// The worker's idle blocks go back to the system, also where the host has nothing to say or to hear.
+fn an_idle_host_lets_go_of_what_is_gone() -> Outcome {
+    let memfds = || descriptors("self").get("/memfd:tensor-ladder").copied().unwrap_or(0);
+    let worker = worker()?;
+    let before = memfds();
+    drop(ask(&worker, "give", 3)?);
+    check(memfds() == before + 1, (before, memfds()))?;
+    ask(&worker, "idle for", 50)?;
+    until("the worker's word", || memfds() == before)
+}
+
+/// A call that is refused unopened takes nothing away from the next: its blocks go whole again.
+fn what_was_refused_unopened_arrives_the_next_time() -> Outcome {
+    let command = Command::this_executable();
+    let worker = worker()?;
+    let other = Worker::builder().spawn(command).map_err(text)?;
+    let tensors: Vec<Tensor> = (0..40).map(|fill| born(100, fill)).collect::<Outcome<_>>()?;
+    let all = || Value::list(tensors.iter().cloned().map(Value::from));
+    // This side takes no calls, so it refuses what the worker sends unopened.
+    let given = ask(&worker, "call back", all());
+    check(given.is_err(), "the host answered")?;
+    let back = ask(&worker, "echo", all())?;
+    check(back == all(), "another value came back")?;
+    check(ask(&other, "echo", back)? == all(), "another value was forwarded")
 }
 
 fn a_block_is_not_used_again_until_the_last_receiver_is_done() -> Outcome {
@@ -478,6 +510,11 @@ fn main() -> ExitCode {
         trial(
             "a_block_is_not_used_again_until_the_last_receiver_is_done",
             a_block_is_not_used_again_until_the_last_receiver_is_done,
+        ),
+        trial("an_idle_host_lets_go_of_what_is_gone", an_idle_host_lets_go_of_what_is_gone),
+        trial(
+            "what_was_refused_unopened_arrives_the_next_time",
+            what_was_refused_unopened_arrives_the_next_time,
         ),
         trial("what_was_forwarded_outlives_its_producer", what_was_forwarded_outlives_its_producer),
         trial("at_its_bound_a_call_waits_if_it_may", at_its_bound_a_call_waits_if_it_may),

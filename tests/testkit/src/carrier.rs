@@ -169,7 +169,11 @@ fn open(suite: &Suite, link: &Link, peer: u32) -> Outcome<Box<dyn Carrier>> {
     };
     let theirs = Offer::join(wire, &mut handles).map_err(|fault| fault.to_string())?;
     match rung.open(&mine, &theirs, (suite.trust)(peer)) {
-        Ok(Session::Carrier(carrier)) => Ok(carrier),
+        Ok(Session::Carrier(carrier)) => {
+            // Sessions here are short: what is said of blocks that are gone is never late.
+            carrier.wake_with(Arc::new(|| {}));
+            Ok(carrier)
+        }
         Ok(Session::Form(_)) => Err("not a carrier".into()),
         Err(refusal) => Err(refusal.to_string()),
     }
