@@ -143,7 +143,10 @@ fn work(channel: &Channel) -> ExitCode {
             Pool::process().set_limits(Limits { idle_for, ..Limits::default() });
             Ok(Value::Null)
         })
-        .on_with("call back", |value, peer| Ok(peer.call("echo", value)?.into_value()))
+        .on("slow echo", |value| {
+            std::thread::sleep(Duration::from_millis(150));
+            Ok(value)
+        })
         .on("resident", |_| Ok(resident()));
     match channel.serve(methods) {
         Ok(()) => ExitCode::SUCCESS,
@@ -314,16 +317,16 @@ fn an_idle_host_lets_go_of_what_is_gone() -> Outcome {
     until("the worker's word", || memfds() == before)
 }
 
-/// A call that is refused unopened takes nothing away from the next: its blocks go whole again.
-fn what_was_refused_unopened_arrives_the_next_time() -> Outcome {
-    let command = Command::this_executable();
-    let worker = worker()?;
-    let other = Worker::builder().spawn(command).map_err(text)?;
+/// An answer that nobody waits for goes back unopened, and takes nothing away from the next: its blocks
+/// come whole again.
+fn what_went_back_unopened_arrives_the_next_time() -> Outcome {
+    let (worker, other) = (worker()?, worker()?);
     let tensors: Vec<Tensor> = (0..40).map(|fill| born(100, fill)).collect::<Outcome<_>>()?;
     let all = || Value::list(tensors.iter().cloned().map(Value::from));
-    // This side takes no calls, so it refuses what the worker sends unopened.
-    let given = ask(&worker, "call back", all());
-    check(given.is_err(), "the host answered")?;
+    let options = CallOptions { limit: Some(Duration::from_millis(50)) };
+    let error = worker.call_with("slow echo", all(), options).unwrap_err();
+    check(error.is_deadline(), text(&error))?;
+    std::thread::sleep(Duration::from_millis(300));
     let back = ask(&worker, "echo", all())?;
     check(back == all(), "another value came back")?;
     check(ask(&other, "echo", back)? == all(), "another value was forwarded")
@@ -513,8 +516,8 @@ fn main() -> ExitCode {
         ),
         trial("an_idle_host_lets_go_of_what_is_gone", an_idle_host_lets_go_of_what_is_gone),
         trial(
-            "what_was_refused_unopened_arrives_the_next_time",
-            what_was_refused_unopened_arrives_the_next_time,
+            "what_went_back_unopened_arrives_the_next_time",
+            what_went_back_unopened_arrives_the_next_time,
         ),
         trial("what_was_forwarded_outlives_its_producer", what_was_forwarded_outlives_its_producer),
         trial("at_its_bound_a_call_waits_if_it_may", at_its_bound_a_call_waits_if_it_may),
