@@ -116,13 +116,13 @@ pub struct Limits {
     pub idle_bytes: u64,
     /// Idle blocks, each a descriptor: 128 unless said otherwise.
     pub idle_blocks: usize,
-    /// How long a block may be idle: 10 s unless said otherwise.
+    /// How long a block may be idle: 30 s unless said otherwise.
     pub idle_for: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { idle_bytes: 2 << 30, idle_blocks: 128, idle_for: Duration::from_secs(10) }
+        Self { idle_bytes: 2 << 30, idle_blocks: 128, idle_for: Duration::from_secs(30) }
     }
 }
 

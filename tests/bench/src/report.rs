@@ -162,7 +162,11 @@ impl Report {
         println!("\n| ratio | value | quartiles | null | at most | holds |");
         println!("|---|---:|---:|---:|---:|---|");
         for Ratio { name, value, spread, null, target } in &self.ratios {
-            let holds = if value <= target { "yes" } else { "no" };
+            let (target, holds) = match (target.is_finite(), value <= target) {
+                (false, _) => ("–".to_owned(), "–"),
+                (true, true) => (target.to_string(), "yes"),
+                (true, false) => (target.to_string(), "no"),
+            };
             println!(
                 "| {name} | {value:.3} | {:.3}–{:.3} | {:.3}–{:.3} | {target} | {holds} |",
                 spread.0, spread.1, null.0, null.1
