@@ -33,21 +33,7 @@ impl Member {
             Self::Range(storage, range) => {
                 storage.window(range.clone())?.memory().for_each_piece(piece)
             }
-            Self::Elements(tensor) => {
-                let span = tensor.layout().span();
-                let base = span.start;
-                let bytes = tensor.storage().read(span)?;
-                let mut outcome = Ok(());
-                tensor.layout().for_each_run(|at, len| {
-                    if outcome.is_ok() {
-                        outcome = match bytes.get(at - base..at - base + len) {
-                            Some(run) => piece(run),
-                            None => Err(Reason::OutOfBounds.into()),
-                        };
-                    }
-                });
-                outcome
-            }
+            Self::Elements(tensor) => tensor.for_each_piece(piece),
         }
     }
 }

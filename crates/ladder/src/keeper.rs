@@ -53,6 +53,12 @@ impl Default for Bounds {
     }
 }
 
+impl Bounds {
+    fn allow(&self, leases: usize, bytes: u64) -> bool {
+        leases <= self.leases && bytes <= self.bytes
+    }
+}
+
 /// What a call does that would lend the peer more than the bounds allow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AtBound {
@@ -116,7 +122,7 @@ impl Keeper {
         let more: u64 = owners.iter().map(|(_, _, bytes, _)| bytes).sum();
         let mut table = lock(&self.table);
         let (held, leases) = (table.bytes, table.kept.len());
-        if held.saturating_add(more) > bounds.bytes || leases + owners.len() > bounds.leases {
+        if !bounds.allow(leases + owners.len(), held.saturating_add(more)) {
             drop(table);
             let text = format!(
                 "the peer holds {held} bytes in {leases} blocks, and {more} bytes in {} more would \
@@ -156,9 +162,8 @@ impl Keeper {
     /// Whether so much more would fit: now, and if nothing else were lent.
     pub(crate) fn has_room(&self, leases: usize, bytes: u64, bounds: Bounds) -> (bool, bool) {
         let table = lock(&self.table);
-        let now = table.bytes.saturating_add(bytes) <= bounds.bytes
-            && table.kept.len() + leases <= bounds.leases;
-        (now, bytes <= bounds.bytes && leases <= bounds.leases)
+        let now = bounds.allow(table.kept.len() + leases, table.bytes.saturating_add(bytes));
+        (now, bounds.allow(leases, bytes))
     }
 
     /// What the peer has kept for at least so long, the oldest first.

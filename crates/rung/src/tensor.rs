@@ -347,6 +347,30 @@ impl Tensor {
         if whole { Ok(()) } else { Err(Reason::OutOfBounds.into()) }
     }
 
+    /// Hands out the bytes of the elements in C order, each once, in runs as long as they lie side by side.
+    ///
+    /// # Errors
+    ///
+    /// What `piece` answers, or a refusal where the CPU cannot read the memory.
+    pub fn for_each_piece(
+        &self,
+        piece: &mut dyn FnMut(&[u8]) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let span = self.layout.span();
+        let base = span.start;
+        let bytes = self.storage.read(span)?;
+        let mut outcome = Ok(());
+        self.layout.for_each_run(|at, len| {
+            if outcome.is_ok() {
+                outcome = match bytes.get(at - base..at - base + len) {
+                    Some(run) => piece(run),
+                    None => Err(Reason::OutOfBounds.into()),
+                };
+            }
+        });
+        outcome
+    }
+
     /// The memory and the layout, if nobody else holds the storage, its memory is an `M`, and the caller
     /// may have it: asked last, when nobody else can change the answer.
     ///

@@ -74,10 +74,7 @@ impl Draft {
     pub fn new_in(pool: &Arc<Pool>, len: usize) -> Result<Self, Refusal> {
         let capacity = size_class(len)?;
         if let Some(own) = pool.take(capacity) {
-            let mut draft = Self::of(own, len, pool);
-            draft.zero_from(0);
-            draft.note_written();
-            return Ok(draft);
+            return Ok(Self::of(own, len, 0, pool));
         }
         pool.make_room(capacity)?;
         let file = pool.new_file()?;
@@ -89,9 +86,7 @@ impl Draft {
         own.writer.populate();
         own.populated = true;
         pool.note_made(capacity);
-        let mut draft = Self::of(own, len, pool);
-        draft.note_written();
-        Ok(draft)
+        Ok(Self::of(own, len, 0, pool))
     }
 
     /// A block with contents, from the process's pool, filled from first to last: one copy.
@@ -119,9 +114,7 @@ impl Draft {
     ) -> Result<Self, Refusal> {
         let capacity = size_class(len)?;
         if let Some(own) = pool.take(capacity) {
-            let mut draft = Self::of(own, len, pool);
-            draft.zero_from(len);
-            draft.note_written();
+            let mut draft = Self::of(own, len, len, pool);
             Filling::memory(draft.bytes_mut()).fill(fill)?;
             return Ok(draft);
         }
@@ -134,19 +127,24 @@ impl Draft {
         add_seals(&file, SIZE_SEALS)?;
         let own = Own::new(file, capacity)?;
         pool.note_made(capacity);
-        let mut draft = Self::of(own, len, pool);
-        draft.note_written();
-        Ok(draft)
+        Ok(Self::of(own, len, len, pool))
     }
 
-    fn of(mut own: Own, len: usize, pool: &Arc<Pool>) -> Self {
+    /// A block of which all of the contents count as written, the first `kept` bytes as they are and
+    /// whatever an earlier use left after them zeroed.
+    fn of(mut own: Own, len: usize, kept: usize, pool: &Arc<Pool>) -> Self {
         let used_before = own.dirty > 0;
         if used_before && !own.populated {
             own.writer.populate();
             own.populated = true;
         }
         let id = Arc::clone(&own.id);
-        Self { own: Some(own), len, id, pool: Arc::clone(pool) }
+        let mut draft = Self { own: Some(own), len, id, pool: Arc::clone(pool) };
+        draft.zero_from(kept);
+        if let Some(own) = &mut draft.own {
+            own.dirty = own.dirty.max(len);
+        }
+        draft
     }
 
     /// Zeroes what an earlier use left from here on (P2).
@@ -156,13 +154,6 @@ impl Draft {
                 left.fill(0);
             }
             own.dirty = own.dirty.min(start);
-        }
-    }
-
-    /// From here on, all of the contents count as written.
-    fn note_written(&mut self) {
-        if let Some(own) = &mut self.own {
-            own.dirty = own.dirty.max(self.len);
         }
     }
 

@@ -114,11 +114,6 @@ impl Block {
         released.map_err(|errno| refused(errno, "madvise"))
     }
 
-    /// Whether it was looked at in place.
-    pub(crate) fn is_mapped(&self) -> bool {
-        self.reader.get().is_some()
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.len
     }

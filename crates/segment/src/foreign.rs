@@ -83,12 +83,6 @@ impl Foreign {
         self.0.release(range)
     }
 
-    /// Whether this process looked at it in place, and so mapped it.
-    #[must_use]
-    pub fn is_mapped(&self) -> bool {
-        self.0.is_mapped()
-    }
-
     /// A descriptor for another peer: the block is forwarded, not copied.
     ///
     /// # Errors

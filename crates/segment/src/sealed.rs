@@ -107,10 +107,4 @@ impl Sealed {
     pub fn release(&self, range: Range<usize>) -> Result<usize, Refusal> {
         self.block.release(range)
     }
-
-    /// Whether this process looked at it in place, and so mapped it.
-    #[must_use]
-    pub fn is_mapped(&self) -> bool {
-        self.block.is_mapped()
-    }
 }

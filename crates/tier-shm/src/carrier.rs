@@ -101,7 +101,7 @@ impl ShmCarrier {
         handles: Vec<Handle>,
         lease: LeaseId,
         len: usize,
-    ) -> Result<Arc<Theirs>, Fault> {
+    ) -> Result<Theirs, Fault> {
         let count = handles.len();
         let mut handles = handles.into_iter();
         match (number, handles.next(), count) {
@@ -113,7 +113,7 @@ impl ShmCarrier {
             (Some(number), Some(descriptor), 1) => {
                 Ok(self.session.keep(number, Self::receive(descriptor, len)?))
             }
-            (None, Some(descriptor), 1) => Ok(Arc::new(Self::receive(descriptor, len)?)),
+            (None, Some(descriptor), 1) => Self::receive(descriptor, len),
             _ => Err(Fault::new(Reason::WrongHandles, format!("{count}, not 1"))),
         }
     }

@@ -73,7 +73,7 @@ struct Exports {
 }
 
 /// A block of the peer's that we keep.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Theirs {
     Sealed(Arc<Sealed>),
     Foreign(Arc<Foreign>),
@@ -105,7 +105,7 @@ pub(crate) enum Remark {
 #[derive(Debug, Default)]
 struct Imports {
     /// By the peer's number.
-    theirs: HashMap<u64, Arc<Theirs>>,
+    theirs: HashMap<u64, Theirs>,
     remarks: HashMap<LeaseId, Remark>,
 }
 
@@ -221,13 +221,12 @@ impl Session {
     }
 
     /// A block of the peer's by its number.
-    pub(crate) fn theirs(&self, number: u64) -> Option<Arc<Theirs>> {
+    pub(crate) fn theirs(&self, number: u64) -> Option<Theirs> {
         lock(&self.imports).theirs.get(&number).cloned()
     }
 
     /// Keeps a block of the peer's under its number.
-    pub(crate) fn keep(&self, number: u64, block: Theirs) -> Arc<Theirs> {
-        let block = Arc::new(block);
+    pub(crate) fn keep(&self, number: u64, block: Theirs) -> Theirs {
         let mut imports = lock(&self.imports);
         let mut out = None;
         if imports.theirs.len() >= KEPT {
@@ -237,7 +236,7 @@ impl Session {
             out = idle.and_then(|number| imports.theirs.remove(&number));
         }
         if imports.theirs.len() < KEPT {
-            let before = imports.theirs.insert(number, Arc::clone(&block));
+            let before = imports.theirs.insert(number, block.clone());
             drop(imports);
             drop(before);
         }

@@ -184,19 +184,7 @@ fn write_elements(tensor: &Tensor, filling: &mut Filling<'_>) -> Result<(), Refu
     if tensor.layout().is_contiguous() && tensor.byte_count() == tensor.storage().len() {
         return tensor.storage().memory().for_each_piece(&mut |piece| filling.write(piece));
     }
-    let span = tensor.layout().span();
-    let base = span.start;
-    let bytes = tensor.storage().read(span)?;
-    let mut outcome = Ok(());
-    tensor.layout().for_each_run(|at, len| {
-        if outcome.is_ok() {
-            outcome = match bytes.get(at - base..at - base + len) {
-                Some(run) => filling.write(run),
-                None => Err(Reason::OutOfBounds.into()),
-            };
-        }
-    });
-    outcome
+    tensor.for_each_piece(&mut |piece| filling.write(piece))
 }
 
 /// The same elements in shared memory, to be sent to any peers any number of times: one copy, or none
