@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use image::{DynamicImage, ImageFormat};
-use ladder::{DType, Tensor, Value};
-use npyz::{Endianness, NpyHeader, Order, TypeChar};
+use ladder::{Array, DType, Tensor, Value};
 use rung::Storage;
 use safetensors::SafeTensors;
 
@@ -20,7 +19,10 @@ pub(crate) fn load(path: &Path) -> Result<Value, Error> {
     match ending.to_ascii_lowercase().as_str() {
         "png" => picture(&bytes, ImageFormat::Png),
         "jpg" | "jpeg" => picture(&bytes, ImageFormat::Jpeg),
-        "npy" => npy(bytes),
+        "npy" => Ok(array(tier_numpy::npy::read(bytes)?)),
+        "npz" => archive(bytes),
+        "pickle" | "pkl" => Ok(tier_pickle::load(bytes)?),
+        "txt" | "md" => Ok(text(bytes)),
         "safetensors" => tensors(bytes),
         _ => Ok(Value::Bytes(bytes)),
     }
@@ -41,65 +43,19 @@ fn picture(bytes: &[u8], format: ImageFormat) -> Result<Value, Error> {
     Ok(Tensor::from_vec(pixels, &[height, width, channels])?.into())
 }
 
-/// The array as it lies in the file, Fortran order by its strides.
-fn npy(file: Bytes) -> Result<Value, Error> {
-    let mut rest = &file[..];
-    let header = NpyHeader::from_reader(&mut rest)?;
-    let dtype = plain_dtype(&header.dtype())?;
-    let shape: Vec<usize> =
-        header.shape().iter().map(|&extent| usize::try_from(extent)).collect::<Result<_, _>>()?;
-    let whole = rung::Layout::contiguous(dtype, &shape)?;
-    if rest.len() != whole.byte_count() {
-        return Err(format!(
-            "shape {shape:?} of {dtype} takes {} bytes, the file has {}",
-            whole.byte_count(),
-            rest.len()
-        )
-        .into());
-    }
-    let data = file.slice(file.len() - rest.len()..);
-    let tensor = match header.order() {
-        Order::C => Tensor::from_bytes(data, dtype, &shape)?,
-        Order::Fortran => {
-            let reversed: Vec<usize> = shape.iter().rev().copied().collect();
-            let order: Vec<usize> = (0..shape.len()).rev().collect();
-            Tensor::from_bytes(data, dtype, &reversed)?.permute(&order)?
-        }
-    };
-    if dtype == DType::Bool {
-        // A byte that is neither 0 nor 1 would be no bool for whoever reads it.
-        tensor.to_vec::<bool>()?;
-    }
-    Ok(tensor.into())
+/// A tensor where its type is one's, else an array; as it lies in the file, Fortran order by its strides.
+fn array(array: Array) -> Value {
+    array.to_tensor().map_or_else(|_| array.into(), Value::from)
 }
 
-fn plain_dtype(dtype: &npyz::DType) -> Result<DType, Error> {
-    let refused = || -> Error {
-        format!("the dtype {} is not a plain little-endian one", dtype.descr()).into()
-    };
-    let npyz::DType::Plain(scalar) = dtype else {
-        return Err(refused());
-    };
-    if scalar.endianness() == Endianness::Big && scalar.size_field() > 1 {
-        return Err(refused());
-    }
-    Ok(match (scalar.type_char(), scalar.size_field()) {
-        (TypeChar::Bool, 1) => DType::Bool,
-        (TypeChar::Uint, 1) => DType::U8,
-        (TypeChar::Uint, 2) => DType::U16,
-        (TypeChar::Uint, 4) => DType::U32,
-        (TypeChar::Uint, 8) => DType::U64,
-        (TypeChar::Int, 1) => DType::I8,
-        (TypeChar::Int, 2) => DType::I16,
-        (TypeChar::Int, 4) => DType::I32,
-        (TypeChar::Int, 8) => DType::I64,
-        (TypeChar::Float, 2) => DType::F16,
-        (TypeChar::Float, 4) => DType::F32,
-        (TypeChar::Float, 8) => DType::F64,
-        (TypeChar::Complex, 8) => DType::C64,
-        (TypeChar::Complex, 16) => DType::C128,
-        _ => return Err(refused()),
-    })
+/// The lines of a text as one string, or bytes where it is none.
+fn text(bytes: Bytes) -> Value {
+    std::str::from_utf8(&bytes).map(Value::from).unwrap_or(Value::Bytes(bytes))
+}
+
+fn archive(bytes: Bytes) -> Result<Value, Error> {
+    let arrays = tier_numpy::npy::read_npz(std::io::Cursor::new(bytes))?;
+    Ok(Value::map(arrays.into_iter().map(|(name, each)| (name, array(each)))))
 }
 
 /// A map of named tensors, all views of the file.

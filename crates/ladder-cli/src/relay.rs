@@ -19,7 +19,8 @@ use crate::save::{json, save};
 /// Send files through a worker and back.
 #[derive(Debug, Args)]
 pub(crate) struct Relay {
-    /// PNG and JPEG pictures, .npy arrays, .safetensors maps; anything else goes as bytes.
+    /// PNG and JPEG pictures, .npy and .npz arrays, .safetensors maps, .pickle, .txt; anything else goes
+    /// as bytes.
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// What the worker does with them.

@@ -4,12 +4,8 @@ use std::collections::BTreeMap;
 use std::io::BufWriter;
 use std::path::Path;
 
-use half::f16;
 use image::{ExtendedColorType, ImageFormat};
-use ladder::{DType, Tensor, Value};
-use npyz::{AutoSerialize, WriterBuilder};
-use num_complex::Complex;
-use rung::Element;
+use ladder::{Array, Tensor, Value};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 
 use crate::load::Error;
@@ -20,7 +16,11 @@ pub(crate) fn save(path: &Path, value: &Value) -> Result<(), Error> {
     match (ending.to_ascii_lowercase().as_str(), value) {
         ("png", Value::Tensor(tensor)) => picture(path, tensor, ImageFormat::Png),
         ("jpg" | "jpeg", Value::Tensor(tensor)) => picture(path, tensor, ImageFormat::Jpeg),
-        ("npy", Value::Tensor(tensor)) => npy(path, tensor),
+        ("npy", Value::Tensor(tensor)) => npy(path, &Array::from_tensor(tensor)?),
+        ("npy", Value::Array(array)) => npy(path, array),
+        ("pickle" | "pkl", Value::Pickle(pickle)) => Ok(std::fs::write(path, pickle.bytes()?)?),
+        ("pickle" | "pkl", value) => Ok(std::fs::write(path, tier_pickle::dump(value)?)?),
+        ("txt" | "md", Value::Str(text)) => Ok(std::fs::write(path, text)?),
         ("safetensors", value) => tensors(path, value),
         ("json", value) => Ok(std::fs::write(path, json(value)? + "\n")?),
         (_, Value::Bytes(bytes)) => Ok(std::fs::write(path, bytes)?),
@@ -56,47 +56,9 @@ fn picture(path: &Path, tensor: &Tensor, format: ImageFormat) -> Result<(), Erro
     Ok(())
 }
 
-fn npy(path: &Path, tensor: &Tensor) -> Result<(), Error> {
-    match tensor.dtype() {
-        DType::Bool => elements::<bool>(path, tensor),
-        DType::U8 => elements::<u8>(path, tensor),
-        DType::U16 => elements::<u16>(path, tensor),
-        DType::U32 => elements::<u32>(path, tensor),
-        DType::U64 => elements::<u64>(path, tensor),
-        DType::I8 => elements::<i8>(path, tensor),
-        DType::I16 => elements::<i16>(path, tensor),
-        DType::I32 => elements::<i32>(path, tensor),
-        DType::I64 => elements::<i64>(path, tensor),
-        DType::F16 => elements::<f16>(path, tensor),
-        DType::F32 => elements::<f32>(path, tensor),
-        DType::F64 => elements::<f64>(path, tensor),
-        DType::C64 => {
-            let pairs = tensor.to_vec::<[f32; 2]>()?;
-            write(path, tensor, pairs.into_iter().map(|[re, im]| Complex { re, im }))
-        }
-        DType::C128 => {
-            let pairs = tensor.to_vec::<[f64; 2]>()?;
-            write(path, tensor, pairs.into_iter().map(|[re, im]| Complex { re, im }))
-        }
-        other => Err(format!("NumPy has no {other}").into()),
-    }
-}
-
-fn elements<T: Element + AutoSerialize>(path: &Path, tensor: &Tensor) -> Result<(), Error> {
-    write(path, tensor, tensor.to_vec::<T>()?)
-}
-
-fn write<T: AutoSerialize>(
-    path: &Path,
-    tensor: &Tensor,
-    elements: impl IntoIterator<Item = T>,
-) -> Result<(), Error> {
-    let shape: Vec<u64> = tensor.shape().iter().map(|&extent| extent as u64).collect();
+fn npy(path: &Path, array: &Array) -> Result<(), Error> {
     let file = BufWriter::new(std::fs::File::create(path)?);
-    let mut writer =
-        npyz::WriteOptions::new().default_dtype().shape(&shape).writer(file).begin_nd()?;
-    writer.extend(elements)?;
-    Ok(writer.finish()?)
+    Ok(tier_numpy::npy::write(array, file)?)
 }
 
 fn tensors(path: &Path, value: &Value) -> Result<(), Error> {

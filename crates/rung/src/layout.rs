@@ -39,6 +39,12 @@ impl Layout {
         Ok(Self { dtype, strides: c_strides(shape), shape: shape.to_vec(), offset: 0, count })
     }
 
+    /// All bytes of a storage in a row.
+    pub(crate) fn bytes(storage_len: usize) -> Self {
+        // No allocation is longer than isize::MAX (Y1).
+        Self { dtype: DType::U8, shape: vec![storage_len], strides: vec![1], offset: 0, count: storage_len }
+    }
+
     /// Elements anywhere inside a storage of `storage_len` bytes.
     ///
     /// # Errors

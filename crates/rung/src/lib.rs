@@ -25,7 +25,10 @@
 //! |---|---|
 //! | [`mod@dtype`], [`mod@layout`] | element types; shape, signed strides in elements, byte offset, checked once |
 //! | [`mod@storage`], [`mod@tensor`] | memory with an owner; a tensor is a view of it |
+//! | [`mod@descr`], [`mod@array`] | NumPy's element types; arrays of them |
+//! | [`mod@pickle`], [`mod@object`] | what is held unopened: pickles, and objects of registered types |
 //! | [`mod@value`], [`mod@map`], [`mod@path`] | null … map, tensor: everything that can be sent, and places in it |
+//! | [`mod@bridge`] | values from and to any type that `serde` knows, tensors in them without a copy |
 //! | [`mod@parcel`] | `Offer`, `Parcel`, `Receipt`: metadata plus owned platform handles |
 //! | [`mod@traits`] | `Rung`, and what it opens: a `Carrier` or a `Form` |
 //! | [`mod@reason`] | `Refusal` ("cannot apply here", data) and `Fault` (broken, an error) |
@@ -35,27 +38,37 @@
 //!
 //! It maps no memory (`segment`), opens no socket (`link`) and knows no rung by more than its name.
 
+pub mod array;
+pub mod bridge;
+pub mod descr;
 pub mod device;
 pub mod dtype;
 pub mod layout;
 pub mod limits;
 pub mod map;
+pub mod object;
 pub mod parcel;
 pub mod path;
+pub mod pickle;
 pub mod reason;
 pub mod storage;
 pub mod tensor;
 pub mod traits;
 pub mod value;
 
+pub use array::Array;
+pub use bridge::{BridgeError, from_value, to_value};
+pub use descr::{ByteOrder, Descr, Field, Kind, Scalar, TimeUnit};
 pub use device::Device;
 pub use dtype::{DType, Element};
 pub use layout::Layout;
 pub use map::Map;
+pub use object::Object;
 pub use parcel::{
     Handle, LeaseId, Meta, Offer, OfferWire, Parcel, ParcelWire, Receipt, ReceiptWire, RungId,
 };
 pub use path::{Path, Step};
+pub use pickle::OpaquePickle;
 pub use reason::{Fault, Reason, Refusal, Unsendable};
 pub use storage::{Lendable, Memory, Provenance, Storage};
 pub use tensor::{Flags, Tensor};

@@ -23,8 +23,31 @@ pub const RANK: usize = 64;
 /// Bytes of a string or byte string that stays in the JSON; a longer one rides a carrier.
 pub const INLINE_TEXT: usize = 4 << 10;
 
-/// Encoded bytes of one tensor-free subtree that stays in the JSON.
+/// Encoded bytes of the tensor-free subtrees that stay in the JSON of one message, but for small ones
+/// ([`INLINE_LEAF`]): what is larger rides a block, as text, bytes or a pickle.
 pub const INLINE_SUBTREE: usize = 64 << 10;
+
+/// Encoded bytes of a tensor-free subtree that stays in the JSON whatever else does: about what naming it
+/// on a block would take.
+pub const INLINE_LEAF: usize = 512;
+
+/// Values in one pickle that is decoded, at most: each is one byte there at least, and tens here.
+pub const PICKLE_NODES: usize = 16_000_000;
+
+/// Nesting of NumPy's structured dtypes, at most.
+pub const DESCR_DEPTH: usize = 32;
+
+/// Fields of one structured dtype with all that are nested in it, at most.
+pub const DESCR_FIELDS: usize = 4_096;
+
+/// Bytes of the header of an `.npy` file, at most.
+pub const NPY_HEADER: usize = 1 << 20;
+
+/// Bytes of the tag of a registered type, at most.
+pub const OBJECT_TAG: usize = 256;
+
+/// Parts of one object, at most.
+pub const OBJECT_PARTS: usize = 65_536;
 
 /// Digits of an integer that does not fit 64 bits, at most.
 pub const BIG_INT_DIGITS: usize = 4_096;

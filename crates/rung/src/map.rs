@@ -59,6 +59,11 @@ impl Map {
         }
     }
 
+    /// From entries whose keys are known to differ.
+    pub(crate) fn from_distinct(entries: Vec<(Value, Value)>) -> Self {
+        Self { entries }
+    }
+
     /// From entries that may hold a key twice: for decoders, which take that for a fault.
     ///
     /// # Errors

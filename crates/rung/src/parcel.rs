@@ -29,6 +29,10 @@ pub struct RungId(Cow<'static, str>);
 impl RungId {
     /// Host memory shared by descriptor.
     pub const SHM: Self = Self::new("shm");
+    /// Arrays with NumPy's dtypes, lowered to storages.
+    pub const NUMPY: Self = Self::new("numpy");
+    /// Anything that was pickled, in one block.
+    pub const PICKLE: Self = Self::new("pickle");
     /// Primitives and small containers, in the JSON.
     pub const INLINE: Self = Self::new("inline");
 
@@ -61,7 +65,7 @@ impl<'de> Deserialize<'de> for RungId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = Cow::<'de, str>::deserialize(deserializer)?;
         // The common names cost no allocation.
-        for known in [Self::SHM, Self::INLINE] {
+        for known in [Self::SHM, Self::NUMPY, Self::PICKLE, Self::INLINE] {
             if known.0 == name {
                 return Ok(known);
             }

@@ -66,6 +66,18 @@ reasons! {
     SubByteDType = "sub-byte-dtype", "elements narrower than a byte are not supported", Some("send the packed bytes as u8");
     /// A dtype that is not known here.
     UnknownDType = "unknown-dtype", "unknown dtype", None;
+    /// NumPy's `object` dtype: pointers into the producer's interpreter.
+    ObjectDType = "object-dtype", "arrays of objects are pointers into one process", Some("send it as a pickle, or as a list");
+    /// Small enough for the JSON, where it costs nothing more.
+    Small = "small", "small enough for the JSON", None;
+    /// An object's version that its type, as registered here, does not read.
+    Version = "version", "registered here for other versions of the type", Some("register the type on both sides at versions that read each other");
+    /// A Rust type that nobody registered, or another than the object's.
+    UnknownType = "unknown-type", "the type is not registered for it", Some("register a serializer for the type on both sides");
+    /// A pickle of what only its own interpreter can make again.
+    NotPlain = "not-plain", "more than plain data is in the pickle", Some("forward it unopened to a process that has its classes");
+    /// A pickle that refers to itself.
+    Recursive = "recursive", "it refers to itself", None;
 
     // Looking into memory.
     /// A view of another element type than the tensor's.

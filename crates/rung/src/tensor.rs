@@ -94,6 +94,13 @@ impl Tensor {
         Self::contiguous(Arc::new(Storage::from_bytes(bytes)), dtype, shape)
     }
 
+    /// All bytes of a storage, as `u8` in one dimension.
+    #[must_use]
+    pub fn all_bytes(storage: Arc<Storage>) -> Self {
+        let layout = Layout::bytes(storage.len());
+        Self { storage, layout, flags: Flags::default() }
+    }
+
     /// The storage.
     #[must_use]
     pub fn storage(&self) -> &Arc<Storage> {
@@ -277,9 +284,21 @@ impl Tensor {
         if !self.layout.is_contiguous() {
             return Err(Reason::NotContiguous.into());
         }
+        self.span_as_slice()
+    }
+
+    /// All that lies between the lowest and the highest element, both included, as a slice, without a
+    /// copy: for those who walk it with [`Self::strides`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::as_slice`], but for the order.
+    pub fn span_as_slice<T: Element>(&self) -> Result<&[T], Refusal> {
+        self.expect_dtype(T::DTYPE)?;
         if self.count() == 0 {
             return Ok(&[]);
         }
+        // Every element lies a whole number of elements from the lowest: so the span is a whole number.
         let bytes =
             self.storage.host_bytes()?.get(self.layout.span()).ok_or(Reason::OutOfBounds)?;
         bytemuck::checked::try_cast_slice(bytes)

@@ -12,7 +12,9 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::array::Array;
 use crate::parcel::{LeaseId, Meta, Offer, Parcel, Receipt, RungId};
+use crate::pickle::OpaquePickle;
 use crate::reason::{Fault, Reason, Refusal};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -43,7 +45,7 @@ pub trait Rung: fmt::Debug + Send + Sync {
 pub enum Session {
     /// Moves storages.
     Carrier(Box<dyn Carrier>),
-    /// Turns leaves into metadata and storages.
+    /// Turns leaves into metadata and views of memory.
     Form(Box<dyn Form>),
 }
 
@@ -143,20 +145,25 @@ pub trait Carrier: Send + Sync {
 pub enum Leaf<'a> {
     /// A tensor.
     Tensor(&'a Tensor),
+    /// An array with a NumPy type.
+    Array(&'a Array),
+    /// A pickle that is not opened.
+    Pickle(&'a OpaquePickle),
     /// A subtree without tensors.
     Plain(&'a Value),
 }
 
-/// A leaf as metadata plus the storages that carriers move.
+/// A leaf as metadata plus what carriers move.
 #[derive(Debug)]
 pub struct Lowered {
     /// In the JSON.
     pub meta: Meta,
-    /// On carriers, in this order.
-    pub storages: Vec<Arc<Storage>>,
+    /// Views of what goes on carriers, in this order: views, so that what shares memory still does on the
+    /// other side, and a small part of something large goes alone.
+    pub views: Vec<Tensor>,
 }
 
-/// Turns leaves into metadata and storages, and back.
+/// Turns leaves into metadata and views of memory, and back.
 pub trait Form: Send + Sync {
     /// Takes a leaf apart.
     ///
@@ -169,7 +176,7 @@ pub trait Form: Send + Sync {
     ///
     /// # Errors
     ///
-    /// A fault where the metadata or the storages are not what [`Self::lower`] makes.
+    /// A fault where the metadata or the views are not what [`Self::lower`] makes.
     fn raise(&self, lowered: Lowered) -> Result<Value, Fault>;
 }
 

@@ -6,8 +6,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
 
+use crate::array::Array;
 use crate::limits;
 use crate::map::{Map, not_distinct};
+use crate::object::Object;
+use crate::pickle::OpaquePickle;
 use crate::reason::{Reason, Refusal};
 use crate::tensor::Tensor;
 
@@ -17,8 +20,7 @@ use crate::tensor::Tensor;
 /// their elements' bits, maps and sets whatever their order. Nothing is equal across kinds: 1 is not
 /// 1.0, a tuple is not a list.
 ///
-/// The enum is `non_exhaustive`: arrays with NumPy's dtypes, pickled objects and registered types
-/// come with their rungs.
+/// The enum is `non_exhaustive`.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Value {
@@ -46,6 +48,12 @@ pub enum Value {
     Map(Map),
     /// A tensor.
     Tensor(Tensor),
+    /// An array with a NumPy type.
+    Array(Box<Array>),
+    /// A pickle that is not opened.
+    Pickle(Box<OpaquePickle>),
+    /// An object of a registered type, taken apart.
+    Object(Box<Object>),
 }
 
 impl Value {
@@ -84,11 +92,12 @@ impl Value {
         not_distinct(items.len(), |at| &items[at]).is_none()
     }
 
-    /// Whether there is a tensor in it, at any depth.
+    /// Whether there is a tensor in it, at any depth, or anything else that is memory: an array, a pickle,
+    /// an object.
     #[must_use]
     pub fn has_tensor(&self) -> bool {
         match self {
-            Self::Tensor(_) => true,
+            Self::Tensor(_) | Self::Array(_) | Self::Pickle(_) | Self::Object(_) => true,
             Self::List(items) | Self::Tuple(items) | Self::Set(items) => {
                 items.iter().any(Self::has_tensor)
             }
@@ -122,6 +131,9 @@ impl Value {
             Self::Set(_) => "set",
             Self::Map(_) => "map",
             Self::Tensor(_) => "tensor",
+            Self::Array(_) => "array",
+            Self::Pickle(_) => "pickle",
+            Self::Object(_) => "object",
         }
     }
 
@@ -148,6 +160,33 @@ impl Value {
     pub fn as_tensor(&self) -> Option<&Tensor> {
         match self {
             Self::Tensor(tensor) => Some(tensor),
+            _ => None,
+        }
+    }
+
+    /// The array, if this is one.
+    #[must_use]
+    pub fn as_array(&self) -> Option<&Array> {
+        match self {
+            Self::Array(array) => Some(array),
+            _ => None,
+        }
+    }
+
+    /// The unopened pickle, if this is one.
+    #[must_use]
+    pub fn as_pickle(&self) -> Option<&OpaquePickle> {
+        match self {
+            Self::Pickle(pickle) => Some(pickle),
+            _ => None,
+        }
+    }
+
+    /// The object, taken apart, if this is one.
+    #[must_use]
+    pub fn as_object(&self) -> Option<&Object> {
+        match self {
+            Self::Object(object) => Some(object),
             _ => None,
         }
     }
@@ -224,6 +263,9 @@ impl PartialEq for Value {
             }
             (Self::Map(a), Self::Map(b)) => a == b,
             (Self::Tensor(a), Self::Tensor(b)) => a == b,
+            (Self::Array(a), Self::Array(b)) => a == b,
+            (Self::Pickle(a), Self::Pickle(b)) => a == b,
+            (Self::Object(a), Self::Object(b)) => a == b,
             _ => false,
         }
     }
@@ -249,6 +291,9 @@ impl Hash for Value {
             Self::Map(map) => sum_of_hashes(map.iter()).hash(state),
             // Reading gigabytes for a hash is not worth it.
             Self::Tensor(tensor) => (tensor.dtype(), tensor.shape()).hash(state),
+            Self::Array(array) => (array.descr(), array.shape()).hash(state),
+            Self::Pickle(pickle) => pickle.byte_count().hash(state),
+            Self::Object(object) => object.hash(state),
         }
     }
 }
@@ -350,6 +395,22 @@ from! {
     Vec<Value> => List;
     Map => Map;
     Tensor => Tensor;
+}
+
+macro_rules! from_boxed {
+    ($($type:ident => $variant:ident;)*) => {
+        $(impl From<$type> for Value {
+            fn from(value: $type) -> Self {
+                Self::$variant(Box::new(value))
+            }
+        })*
+    };
+}
+
+from_boxed! {
+    Array => Array;
+    OpaquePickle => Pickle;
+    Object => Object;
 }
 
 impl From<()> for Value {

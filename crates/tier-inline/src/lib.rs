@@ -85,7 +85,7 @@ impl Form for InlineForm {
             ));
         }
         let meta = Meta::from_json(text)?;
-        Ok(Lowered { meta, storages: Vec::new() })
+        Ok(Lowered { meta, views: Vec::new() })
     }
 
     fn raise(&self, lowered: Lowered) -> Result<Value, Fault> {

@@ -2,8 +2,16 @@
 
 use std::process::ExitCode;
 
-use testkit::form::{Suite, main as suite};
+use rung::{Tensor, Value};
+use testkit::form::{Suite, main as suite, plain_cases};
+
+fn tensor() -> Value {
+    Tensor::from_vec(vec![1u8], &[1]).expect("a tensor").into()
+}
+
+static SUITE: Suite =
+    Suite { rung: || Box::new(tier_inline::Inline), cases: plain_cases, refused: tensor };
 
 fn main() -> ExitCode {
-    suite(&Suite { rung: || Box::new(tier_inline::Inline) }, Vec::new())
+    suite(&SUITE, Vec::new())
 }

@@ -1,25 +1,33 @@
-//! The conformance suite of forms: plain values, two processes, both directions.
+//! The conformance suite of forms: values, two processes, both directions.
 
 use std::process::ExitCode;
 
 use libtest_mimic::Trial;
 use link::Link;
-use rung::{Form, Leaf, Lowered, Map, Meta, Offer, OfferWire, Reason, Rung, Session, Trust, Value};
+use rung::{
+    DType, Form, Leaf, Lowered, Map, Meta, Offer, OfferWire, Reason, Rung, Session, Tensor, Trust,
+    Value,
+};
 
 use crate::peer::{self, Peer};
 use crate::{run, trial};
 
-/// A rung that is a form of plain values.
+/// A rung that is a form.
 #[derive(Debug, Clone, Copy)]
 pub struct Suite {
     /// The rung.
     pub rung: fn() -> Box<dyn Rung>,
+    /// What it takes, by name.
+    pub cases: fn() -> Vec<(&'static str, Value)>,
+    /// A leaf that is none of its business.
+    pub refused: fn() -> Value,
 }
 
 type Outcome<T = ()> = Result<T, String>;
 
 /// Every primitive and every small container.
-fn cases() -> Vec<(&'static str, Value)> {
+#[must_use]
+pub fn plain_cases() -> Vec<(&'static str, Value)> {
     let float = |bits: u64| Value::from(f64::from_bits(bits));
     let deep = (0..100).fold(Value::Null, |inner, _| Value::list([inner]));
     vec![
@@ -79,17 +87,41 @@ fn hear(link: &Link) -> Outcome<String> {
     link.receive(None).map(|frame| frame.json).map_err(|error| error.to_string())
 }
 
-fn lower(form: &dyn Form, value: &Value) -> Outcome<String> {
-    let lowered = form.lower(Leaf::Plain(value)).map_err(|refusal| refusal.to_string())?;
-    if !lowered.storages.is_empty() {
-        return Err("this suite moves no storages".into());
+/// A value as the leaf that forms are asked about.
+#[must_use]
+pub fn leaf(value: &Value) -> Leaf<'_> {
+    match value {
+        Value::Tensor(tensor) => Leaf::Tensor(tensor),
+        Value::Array(array) => Leaf::Array(array),
+        Value::Pickle(pickle) => Leaf::Pickle(pickle),
+        plain => Leaf::Plain(plain),
     }
-    Ok(lowered.meta.as_json().to_owned())
 }
 
-fn raise(form: &dyn Form, json: String) -> Outcome<Value> {
-    let meta = Meta::from_json(json).map_err(|fault| fault.to_string())?;
-    form.raise(Lowered { meta, storages: Vec::new() }).map_err(|fault| fault.to_string())
+/// A lowered leaf on the link of a test: what carriers would move goes as numbers.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Moved {
+    meta: Meta,
+    views: Vec<(DType, Vec<usize>, Vec<u8>)>,
+}
+
+fn lower(form: &dyn Form, value: &Value) -> Outcome<String> {
+    let lowered = form.lower(leaf(value)).map_err(|refusal| refusal.to_string())?;
+    let view = |view: &Tensor| {
+        let bytes = view.to_bytes().map_err(|refusal| refusal.to_string())?;
+        Ok((view.dtype(), view.shape().to_vec(), bytes))
+    };
+    let views = lowered.views.iter().map(view).collect::<Outcome<_>>()?;
+    serde_json::to_string(&Moved { meta: lowered.meta, views }).map_err(|error| error.to_string())
+}
+
+fn raise(form: &dyn Form, json: &str) -> Outcome<Value> {
+    let moved: Moved = serde_json::from_str(json).map_err(|error| error.to_string())?;
+    let views = moved.views.into_iter().map(|(dtype, shape, bytes)| {
+        Tensor::from_bytes(bytes, dtype, &shape).map_err(|refusal| refusal.to_string())
+    });
+    let views = views.collect::<Outcome<_>>()?;
+    form.raise(Lowered { meta: moved.meta, views }).map_err(|fault| fault.to_string())
 }
 
 /// The other process: raises what comes and lowers it again. A name instead asks for that case.
@@ -97,26 +129,26 @@ fn serve(suite: &Suite, link: &Link) -> Outcome {
     let form = open(suite, link)?;
     while let Ok(command) = hear(link) {
         let value = match command.strip_prefix("make ") {
-            Some(case) => find(case)?,
-            None => raise(&*form, command)?,
+            Some(case) => find(suite, case)?,
+            None => raise(&*form, &command)?,
         };
         say(link, &lower(&*form, &value)?)?;
     }
     Ok(())
 }
 
-fn find(case: &str) -> Outcome<Value> {
-    let known = cases().into_iter().find(|(name, _)| *name == case);
+fn find(suite: &Suite, case: &str) -> Outcome<Value> {
+    let known = (suite.cases)().into_iter().find(|(name, _)| *name == case);
     known.map(|(_, value)| value).ok_or_else(|| "no such case".into())
 }
 
 fn exchange(suite: Suite, case: &str, ask: bool) -> Outcome {
     let peer = Peer::start("form").map_err(|error| error.to_string())?;
     let form = open(&suite, &peer.link)?;
-    let value = find(case)?;
+    let value = find(&suite, case)?;
     let request = if ask { format!("make {case}") } else { lower(&*form, &value)? };
     say(&peer.link, &request)?;
-    let back = raise(&*form, hear(&peer.link)?)?;
+    let back = raise(&*form, &hear(&peer.link)?)?;
     if back == value { Ok(()) } else { Err(format!("{back:?} came back")) }
 }
 
@@ -128,9 +160,14 @@ fn garbage(suite: &Suite) -> Outcome {
     };
     let meta =
         Meta::from_json(r#"{"$no such tag":0}"#.into()).map_err(|fault| fault.to_string())?;
-    match form.raise(Lowered { meta, storages: Vec::new() }) {
-        Err(fault) if matches!(fault.reason(), Reason::UnknownTag | Reason::BadMetadata) => Ok(()),
-        other => Err(format!("{other:?}")),
+    match form.raise(Lowered { meta, views: Vec::new() }) {
+        Err(fault) if matches!(fault.reason(), Reason::UnknownTag | Reason::BadMetadata) => {}
+        other => return Err(format!("{other:?}")),
+    }
+    let other = (suite.refused)();
+    match form.lower(leaf(&other)) {
+        Err(refusal) if refusal.reason() == Reason::OtherKind => Ok(()),
+        taken => Err(format!("{taken:?}")),
     }
 }
 
@@ -144,10 +181,10 @@ pub fn main(suite: &'static Suite, more: Vec<Trial>) -> ExitCode {
         };
     }
     let mut trials = more;
-    for (case, _) in cases() {
+    for (case, _) in (suite.cases)() {
         trials.push(trial(format!("to_peer::{case}"), move || exchange(*suite, case, false)));
         trials.push(trial(format!("from_peer::{case}"), move || exchange(*suite, case, true)));
     }
-    trials.push(trial("unknown_metadata_is_a_fault", || garbage(suite)));
+    trials.push(trial("what_is_not_its_own_is_refused", || garbage(suite)));
     run(trials)
 }

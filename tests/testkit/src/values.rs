@@ -1,11 +1,11 @@
 //! Arbitrary values.
 
 use proptest::prelude::*;
-use rung::{DType, Tensor, Value};
+use rung::{Array, DType, Descr, Field, Object, OpaquePickle, Tensor, Value};
 
 /// Words that the wire uses, and others that are easily mistaken.
-const RESERVED: [&str; 12] =
-    ["$", "$$", "$t", "$s", "$m", "$i", "$f", "$b", "$T", "$S", "$B", "\u{0}"];
+const RESERVED: [&str; 14] =
+    ["$", "$$", "$t", "$s", "$m", "$i", "$f", "$b", "$T", "$S", "$B", "$o", "$L", "\u{0}"];
 
 /// Any text that stays in the JSON.
 pub fn text() -> impl Strategy<Value = String> {
@@ -63,7 +63,72 @@ pub fn tensor() -> impl Strategy<Value = Tensor> {
         })
 }
 
-/// Any value: plain ones with tensors and long strings among them.
+/// Any type of NumPy's: scalars and records, nested, padded, with sub-arrays.
+pub fn descr() -> impl Strategy<Value = Descr> {
+    let scalar = prop::sample::select(&SCALARS[..])
+        .prop_filter_map("a type", |name| name.parse::<Descr>().ok());
+    scalar.prop_recursive(3, 12, 4, |inner| {
+        let field = (any::<bool>(), inner, prop::collection::vec(0usize..3, 0..3));
+        prop::collection::vec(field, 0..4).prop_filter_map("a record", |fields| {
+            let mut record = Vec::new();
+            for (index, (padded, descr, shape)) in fields.into_iter().enumerate() {
+                if padded {
+                    record.push(Field::new("", "|V3".parse().ok()?));
+                }
+                let title = (index == 1).then(|| "a title, 'quoted' \\".to_owned());
+                record.push(Field { title, shape, ..Field::new(format!("f{index}"), descr) });
+            }
+            Descr::record(record).ok()
+        })
+    })
+}
+
+/// Scalars of every kind.
+const SCALARS: [&str; 18] = [
+    "|b1", "|i1", ">i4", "<u8", "<f2", ">f8", "<f16", "<c8", ">c16", "<M8[ns]", "<M8", "<m8[25us]",
+    "|S0", "|S7", "<U3", ">U1", "|V5", "|u1",
+];
+
+/// An array of any type, small, perhaps a view.
+pub fn array() -> impl Strategy<Value = Array> {
+    let parts = (descr(), prop::collection::vec(0usize..4, 0..4), any::<u64>(), any::<bool>());
+    parts.prop_filter_map("an array", |(descr, shape, seed, turn)| {
+        // Bools are 0 or 1 to whoever takes the array for a tensor.
+        let dtype = descr.dtype().unwrap_or(DType::U8);
+        let bytes = contents(seed, shape.iter().product::<usize>() * descr.size(), dtype);
+        let array = Array::from_bytes(bytes, descr, &shape).ok()?;
+        let order: Vec<usize> = (0..shape.len()).rev().collect();
+        if turn { array.permute(&order).ok() } else { Some(array) }
+    })
+}
+
+/// Arrays of the kinds that are easily lost.
+#[must_use]
+pub fn arrays() -> Vec<(&'static str, Value)> {
+    let made = |json: &str, shape: &[usize]| -> Value {
+        let descr: Descr = serde_json::from_str(json).expect("a type");
+        let bytes = contents(7, shape.iter().product::<usize>() * descr.size(), DType::Bool);
+        Array::from_bytes(bytes, descr, shape).expect("an array").into()
+    };
+    vec![
+        ("plain", made("\"<f4\"", &[2, 3])),
+        ("bools", made("\"|b1\"", &[5])),
+        ("big_endian", made("\">f4\"", &[2, 3])),
+        ("times", made("\"<M8[ns]\"", &[3])),
+        ("times_of_25_seconds", made("\"<m8[25s]\"", &[3])),
+        ("text", made("\"<U8\"", &[4])),
+        ("bytes", made("\"|S3\"", &[4])),
+        ("no_bytes", made("\"|S0\"", &[4])),
+        ("no_dimensions", made("\"<f8\"", &[])),
+        ("no_elements", made("\">i2\"", &[0, 3])),
+        ("record", made(r#"[["f0","<i4"],["f1","<f4"]]"#, &[4])),
+        ("nested", made(r#"[["a",[["b","<f8"],["c","<i2",[3]]]],["s","|S4"],["d",">i4"]]"#, &[3])),
+        ("padded", made(r#"[["k","|i1"],["","|V7"],["v","<f8"]]"#, &[2])),
+        ("titled", made(r#"[[["title","name"],"<f4"]]"#, &[1])),
+    ]
+}
+
+/// Any value: plain ones with tensors, arrays, pickles, objects and long strings among them.
 pub fn any_value() -> impl Strategy<Value = Value> {
     nested(
         prop_oneof![
@@ -71,6 +136,11 @@ pub fn any_value() -> impl Strategy<Value = Value> {
             2 => tensor().prop_map(Value::from),
             1 => prop::collection::vec(any::<u8>(), 4097..6000).prop_map(Value::bytes),
             1 => "[a-é]{4097,5000}".prop_map(Value::from),
+            2 => array().prop_map(Value::from),
+            1 => prop::collection::vec(any::<u8>(), 0..20).prop_map(|b| OpaquePickle::new(b).into()),
+            1 => (plain(), tensor()).prop_filter_map("an object", |(schema, part)| {
+                Object::new("tests/any", 3, schema, vec![part.into()]).ok().map(Value::from)
+            }),
         ]
         .boxed(),
     )

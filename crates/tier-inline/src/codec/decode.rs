@@ -5,12 +5,12 @@ use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use rung::{Fault, Map, Reason, Value, limits};
+use rung::{Fault, Map, Object, Reason, Value, limits};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{Node, Unsplice, is_plain_entry};
+use super::{Node, Unsplice, is_plain_entry, nodes};
 
 /// Reads a value from JSON: exactly what [`encode`](super::encode) writes, or a fault.
 ///
@@ -19,7 +19,7 @@ use super::{Node, Unsplice, is_plain_entry};
 /// [`Reason::BadMetadata`] for what the grammar does not have, [`Reason::TooDeep`],
 /// [`Reason::OverCap`], and whatever the [`Unsplice`] answers.
 pub fn decode(json: &str, unsplice: &mut dyn Unsplice) -> Result<Value, Fault> {
-    let mut context = Context { unsplice, fault: None, nodes: 0 };
+    let mut context = Context { unsplice, fault: None, nodes: 0, number: 0 };
     let mut deserializer = serde_json::Deserializer::from_str(json);
     // Our own count takes its place: at three brackets a value at most, 128 values are 384 brackets.
     deserializer.disable_recursion_limit();
@@ -37,8 +37,10 @@ struct Context<'u> {
     unsplice: &'u mut dyn Unsplice,
     /// The fault behind the error that serde carries as text.
     fault: Option<Fault>,
-    /// Values begun so far.
+    /// Values begun in the JSON so far.
     nodes: usize,
+    /// With those that were unspliced: the number of the next, as [`nodes`] counts.
+    number: usize,
 }
 
 impl Context<'_> {
@@ -68,6 +70,7 @@ impl<'de> DeserializeSeed<'de> for Seed<'_, '_> {
             return Err(self.context.fail(Fault::new(Reason::TooDeep, detail)));
         }
         self.context.nodes += 1;
+        self.context.number += 1;
         if self.context.nodes > limits::NODES {
             let detail = format!("more than {} values in one", limits::NODES);
             return Err(self.context.fail(Fault::new(Reason::OverCap, detail)));
@@ -217,11 +220,17 @@ fn tagged<'de, A: MapAccess<'de>>(
                 Err(_) => Err(context.fail(bad("not base64"))),
             }
         }
+        "o" => map.next_value_seed(Parts { context, depth }),
         other => {
             let content = map.next_value::<&RawValue>()?;
-            let node = Node { number: context.nodes - 1, depth };
-            let value = context.unsplice.unsplice(other, content, node);
-            value.map_err(|fault| context.fail(fault))
+            let node = Node { number: context.number - 1, depth };
+            match context.unsplice.unsplice(other, content, node) {
+                Ok(value) => {
+                    context.number += nodes(&value) - 1;
+                    Ok(value)
+                }
+                Err(fault) => Err(context.fail(fault)),
+            }
         }
     }
 }
@@ -249,6 +258,41 @@ impl<'de> Visitor<'de> for Items<'_, '_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Vec<Value>, A::Error> {
         items(self.context, self.depth, seq)
+    }
+}
+
+/// What is under `$o`: tag, version, schema, parts.
+struct Parts<'c, 'u> {
+    context: &'c mut Context<'u>,
+    depth: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for Parts<'_, '_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Parts<'_, '_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a tag, a version, a schema and parts")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let Self { context, depth } = self;
+        let short = || A::Error::custom("an object without its tag, version and schema");
+        let tag = seq.next_element::<Key<'de>>()?.ok_or_else(short)?;
+        let version = seq.next_element::<u32>()?.ok_or_else(short)?;
+        let schema = Seed { context: &mut *context, depth: depth + 1 };
+        let schema = seq.next_element_seed(schema)?.ok_or_else(short)?;
+        let parts = items(context, depth, seq)?;
+        Object::new(tag.0, version, schema, parts)
+            .map(Value::from)
+            .map_err(|refusal| context.fail(refusal.into()))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use rung::{Map, Path, Reason, Refusal, RungId, Step, Unsendable, Value, limits};
+use rung::{Map, Object, Path, Reason, Refusal, RungId, Step, Unsendable, Value, limits};
 
 use super::{Splice, has_plain_keys};
 
@@ -73,6 +73,7 @@ impl Encoder<'_> {
                 self.tagged_list("s", items, path, depth)?;
             }
             Value::Map(map) => self.map(map, path, depth)?,
+            Value::Object(object) => self.object(object, path, depth)?,
             other => return Err(refused(other, path, Reason::OtherKind.into())),
         }
         Ok(())
@@ -134,6 +135,24 @@ impl Encoder<'_> {
             self.out.push(',');
             self.value(value, &entry, depth + 1)?;
             self.out.push(']');
+        }
+        self.out.push_str("]}");
+        Ok(())
+    }
+
+    fn object(
+        &mut self,
+        object: &Object,
+        path: &Path<'_>,
+        depth: usize,
+    ) -> Result<(), Unsendable> {
+        self.out.push_str("{\"$o\":[");
+        self.string("", object.tag());
+        self.print(format_args!(",{},", object.version()));
+        self.value(object.schema(), &path.then(Step::Key("schema")), depth + 1)?;
+        for (index, part) in object.parts().iter().enumerate() {
+            self.out.push(',');
+            self.value(part, &path.then(Step::Index(index)), depth + 1)?;
         }
         self.out.push_str("]}");
         Ok(())

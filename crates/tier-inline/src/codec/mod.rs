@@ -13,6 +13,7 @@
 //! | a tuple, a set | `{"$t":[…]}`, `{"$s":[…]}` |
 //! | a map with string keys | an object; a key that begins with `$` gets another `$` before it |
 //! | a map with any other key | `{"$m":[[key,value],…]}` |
+//! | an object | `{"$o":["<tag>",<version>,<schema>,<part>,…]}` |
 //! | what a rung moves | `{"$<letter>":…}`, written by a [`Splice`], read by an [`Unsplice`] |
 //!
 //! So an object whose first key begins with one `$` is a tag, has no second key, and can never be
@@ -66,7 +67,7 @@ pub struct Node {
 }
 
 /// How many values a value consists of: itself, its items, and of a map the values, with their keys
-/// where [`has_plain_keys`] does not hold.
+/// where [`has_plain_keys`] does not hold; of an object its schema and its parts.
 #[must_use]
 pub fn nodes(value: &Value) -> usize {
     1 + match value {
@@ -75,6 +76,9 @@ pub fn nodes(value: &Value) -> usize {
         }
         Value::Map(map) if has_plain_keys(map) => map.iter().map(|(_, item)| nodes(item)).sum(),
         Value::Map(map) => map.iter().map(|(key, item)| nodes(key) + nodes(item)).sum(),
+        Value::Object(object) => {
+            nodes(object.schema()) + object.parts().iter().map(nodes).sum::<usize>()
+        }
         _ => 0,
     }
 }
@@ -124,6 +128,11 @@ mod tests {
         json
     }
 
+    fn object() -> Value {
+        let parts = vec![Value::List(vec![]), Value::from("x")];
+        rung::Object::new("mesh", 2, Value::map([("n", 1)]), parts).unwrap().into()
+    }
+
     #[test]
     fn each_kind_has_one_form() {
         for (value, json) in [
@@ -145,6 +154,7 @@ mod tests {
             (Value::Map(Map::new()), "{}"),
             (Value::map([("$t", 1), ("$$", 2), ("a", 3)]), r#"{"$$t":1,"$$$":2,"a":3}"#),
             (Value::map([(7, "x")]), r#"{"$m":[[7,"x"]]}"#),
+            (object(), r#"{"$o":["mesh",2,{"n":1},[],"x"]}"#),
         ] {
             assert_eq!(round(&value), json);
         }
@@ -172,6 +182,11 @@ mod tests {
             "{\"$m\":[[1]]}",
             "{\"$m\":[[\"a\",1]]}",
             "{\"$m\":[[1,2],[1,3]]}",
+            "{\"$o\":[]}",
+            "{\"$o\":[\"a\",1]}",
+            "{\"$o\":[\"\",1,null]}",
+            "{\"$o\":[\"a\",-1,null]}",
+            "{\"$o\":[\"a\",1.0,null]}",
             "{\"$\":1}",
             "1 2",
         ] {
