@@ -81,9 +81,10 @@ pub(crate) fn run(bytes: &[u8]) -> Result<Value, Refusal> {
     };
     match machine.run() {
         Ok(root) => {
-            let room = COPIED.max(bytes.len().saturating_mul(4));
-            let mut tree = Tree { machine: &machine, room, nodes: 0, inside: Vec::new() };
-            tree.value(root)
+            let mut measures = Measures { machine: &machine, known: HashMap::new() };
+            let all = measures.of(root, 1)?;
+            all.check(bytes.len())?;
+            machine.value(root)
         }
         Err(Stop::Refused(refusal)) => Err(refusal),
         Err(Stop::NotPlain(what)) => {
@@ -469,25 +470,99 @@ fn unescaped(bytes: &[u8]) -> Result<Option<String>, Refusal> {
     Ok(Some(text))
 }
 
-/// From the graph to a tree.
-struct Tree<'m, 'a> {
-    machine: &'m Machine<'a>,
-    /// Bytes of text that may still be copied.
-    room: usize,
+/// What a node of the graph becomes as a tree.
+#[derive(Debug, Clone, Copy)]
+struct Measure {
     nodes: usize,
-    /// The containers that this node is in.
-    inside: Vec<u32>,
+    /// Bytes of text.
+    text: usize,
+    height: usize,
 }
 
-impl Tree<'_, '_> {
-    fn value(&mut self, at: u32) -> Result<Value, Refusal> {
-        self.nodes += 1;
-        if self.nodes > limits::PICKLE_NODES {
-            let detail = format!("over {} values in a pickle", limits::PICKLE_NODES);
+impl Measure {
+    const LEAF: Self = Self { nodes: 1, text: 0, height: 1 };
+
+    /// What is referred to twice is there twice: a short pickle may say a lot, but not everything.
+    fn check(self, pickle: usize) -> Result<(), Refusal> {
+        let nodes = pickle.saturating_mul(16).clamp(limits::NODES, limits::PICKLE_NODES);
+        if self.nodes > nodes {
+            let detail = format!("{} values in a pickle of {pickle} bytes", self.nodes);
             return Err(Refusal::new(Reason::TooLarge, detail));
         }
-        let machine = self.machine;
-        let node = machine.nodes.get(at as usize).ok_or_else(|| malformed("no such node"))?;
+        if self.text > COPIED.max(pickle.saturating_mul(4)) {
+            let detail = format!("{} bytes of text in a pickle of {pickle}", self.text);
+            return Err(Refusal::new(Reason::TooLarge, detail));
+        }
+        Ok(())
+    }
+}
+
+/// Before anything is built: each container is looked into once, however often it is referred to.
+struct Measures<'m, 'a> {
+    machine: &'m Machine<'a>,
+    /// Of containers; none yet of those that are being measured.
+    known: HashMap<u32, Option<Measure>>,
+}
+
+impl Measures<'_, '_> {
+    fn of(&mut self, at: u32, depth: usize) -> Result<Measure, Refusal> {
+        let node = self.machine.nodes.get(at as usize);
+        Ok(match node.ok_or_else(|| malformed("no such node"))? {
+            Node::Text(range) | Node::Bytes(range) => Measure { text: range.len(), ..Measure::LEAF },
+            Node::Owned(text) => Measure { text: text.len(), ..Measure::LEAF },
+            Node::OwnedBytes(bytes) => Measure { text: bytes.len(), ..Measure::LEAF },
+            Node::Call(_) => {
+                return Err(Refusal::new(Reason::NotPlain, "a function, not called"));
+            }
+            Node::List(items) | Node::Tuple(items) | Node::Set(items) => {
+                self.container(at, depth, &mut items.iter().copied())?
+            }
+            Node::Dict(entries) => {
+                let parts = entries.iter().flat_map(|(key, value)| [*key, *value]);
+                self.container(at, depth, &mut { parts })?
+            }
+            _ => Measure::LEAF,
+        })
+    }
+
+    fn container(
+        &mut self,
+        at: u32,
+        depth: usize,
+        parts: &mut dyn Iterator<Item = u32>,
+    ) -> Result<Measure, Refusal> {
+        let too_deep = || Refusal::new(Reason::TooDeep, format!("at most {}", limits::VALUE_DEPTH));
+        match self.known.get(&at) {
+            Some(None) => return Err(Reason::Recursive.into()),
+            Some(Some(known)) if depth + known.height - 1 > limits::VALUE_DEPTH => {
+                return Err(too_deep());
+            }
+            Some(Some(known)) => return Ok(*known),
+            None => {}
+        }
+        if depth > limits::VALUE_DEPTH {
+            return Err(too_deep());
+        }
+        self.known.insert(at, None);
+        let mut all = Measure::LEAF;
+        for part in parts {
+            let part = self.of(part, depth + 1)?;
+            all.nodes = all.nodes.saturating_add(part.nodes);
+            all.text = all.text.saturating_add(part.text);
+            all.height = all.height.max(part.height + 1);
+        }
+        if depth + all.height - 1 > limits::VALUE_DEPTH {
+            return Err(too_deep());
+        }
+        self.known.insert(at, Some(all));
+        Ok(all)
+    }
+}
+
+/// From the graph to a tree, once it has been [measured](Measures).
+impl Machine<'_> {
+    fn value(&self, at: u32) -> Result<Value, Refusal> {
+        let node = self.nodes.get(at as usize).ok_or_else(|| malformed("no such node"))?;
         Ok(match node {
             Node::None => Value::Null,
             Node::Bool(truth) => Value::Bool(*truth),
@@ -495,30 +570,18 @@ impl Tree<'_, '_> {
             Node::Float(number) => Value::Float(*number),
             Node::Big(digits) => Value::integer(digits)?,
             Node::Text(_) | Node::Owned(_) => {
-                let text = machine.text(at).ok_or_else(|| malformed("no text"))?;
-                self.charge(text.len())?;
-                Value::from(text)
+                self.text(at).ok_or_else(|| malformed("no text"))?.into()
             }
             Node::Bytes(range) => {
-                let bytes = machine.bytes.get(range.clone()).unwrap_or_default();
-                self.charge(bytes.len())?;
-                Value::bytes(bytes.to_vec())
+                Value::bytes(self.bytes.get(range.clone()).unwrap_or_default().to_vec())
             }
-            Node::OwnedBytes(bytes) => {
-                self.charge(bytes.len())?;
-                Value::bytes(bytes.to_vec())
-            }
-            Node::List(items) => Value::List(self.items(at, items)?),
-            Node::Tuple(items) => Value::Tuple(self.items(at, items)?),
-            Node::Set(items) => Value::set(self.items(at, items)?),
+            Node::OwnedBytes(bytes) => Value::bytes(bytes.to_vec()),
+            Node::List(items) => Value::List(self.items(items)?),
+            Node::Tuple(items) => Value::Tuple(self.items(items)?),
+            Node::Set(items) => Value::set(self.items(items)?),
             Node::Dict(entries) => {
-                self.enter(at)?;
-                let mut read = Vec::with_capacity(entries.len());
-                for (key, value) in entries {
-                    read.push((self.value(*key)?, self.value(*value)?));
-                }
-                self.inside.pop();
-                Value::Map(read.into_iter().collect::<Map>())
+                let read = |(key, value): &(u32, u32)| Ok((self.value(*key)?, self.value(*value)?));
+                Value::Map(entries.iter().map(read).collect::<Result<Map, Refusal>>()?)
             }
             Node::Call(_) => {
                 return Err(Refusal::new(Reason::NotPlain, "a function, not called"));
@@ -526,31 +589,8 @@ impl Tree<'_, '_> {
         })
     }
 
-    fn items(&mut self, at: u32, items: &[u32]) -> Result<Vec<Value>, Refusal> {
-        self.enter(at)?;
-        let read = items.iter().map(|item| self.value(*item)).collect::<Result<_, _>>()?;
-        self.inside.pop();
-        Ok(read)
-    }
-
-    fn enter(&mut self, at: u32) -> Result<(), Refusal> {
-        if self.inside.contains(&at) {
-            return Err(Reason::Recursive.into());
-        }
-        // What is in the innermost is one deeper.
-        if self.inside.len() + 1 >= limits::VALUE_DEPTH {
-            let detail = format!("at most {}", limits::VALUE_DEPTH);
-            return Err(Refusal::new(Reason::TooDeep, detail));
-        }
-        self.inside.push(at);
-        Ok(())
-    }
-
-    fn charge(&mut self, bytes: usize) -> Result<(), Refusal> {
-        self.room = self.room.checked_sub(bytes).ok_or_else(|| {
-            Refusal::new(Reason::TooLarge, "far more text than the pickle has bytes")
-        })?;
-        Ok(())
+    fn items(&self, items: &[u32]) -> Result<Vec<Value>, Refusal> {
+        items.iter().map(|item| self.value(*item)).collect()
     }
 }
 

@@ -63,7 +63,9 @@ fn depth_is_refused_and_the_process_lives() {
     let nested = |levels: usize| {
         [&b"\x80\x02"[..], &b"]".repeat(levels), &b"a".repeat(levels - 1), b"."].concat()
     };
-    assert!(run(&nested(limits::VALUE_DEPTH - 1)).is_ok());
+    assert!(run(&nested(limits::VALUE_DEPTH)).is_ok());
+    let over = run(&nested(limits::VALUE_DEPTH + 1)).unwrap_err();
+    assert_eq!(over.reason(), Reason::TooDeep);
     assert_eq!(run(&nested(1_000_000)).unwrap_err().reason(), Reason::TooDeep);
 }
 
