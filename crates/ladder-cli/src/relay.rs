@@ -151,7 +151,7 @@ impl Relay {
         limit: Duration,
     ) -> Result<Reply, Error> {
         worker
-            .call_with(self.op.name(), value.clone(), CallOptions { limit: Some(limit) })
+            .call_with(self.op.name(), value.clone(), CallOptions::new().limit(limit))
             .map_err(|error| Error::Call(path.to_path_buf(), error))
     }
 }

@@ -31,6 +31,7 @@ pub(crate) fn usage(text: &str) -> ! {
 fn dtype(what: &What) -> String {
     match what {
         What::Tensor(dtype, _) => dtype.to_string(),
+        What::Array(descr, _) => descr.to_string(),
         What::Str => "str".into(),
         What::Bytes => "bytes".into(),
         What::Plain(kind) => (*kind).into(),
@@ -38,9 +39,25 @@ fn dtype(what: &What) -> String {
     }
 }
 
+/// As much of a long type as a table has room for.
+fn short(text: String) -> String {
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// What a leaf rode: a form over its carrier, or a carrier.
+fn rung(leg: &Leg) -> String {
+    match &leg.over {
+        Some(carrier) => format!("{} over {carrier}", leg.rung),
+        None => leg.rung.to_string(),
+    }
+}
+
 fn shape(what: &What) -> Option<&[usize]> {
     match what {
-        What::Tensor(_, shape) => Some(shape),
+        What::Tensor(_, shape) | What::Array(_, shape) => Some(shape),
         _ => None,
     }
 }
@@ -61,13 +78,13 @@ pub(crate) fn table(crossings: &[Crossing], ok: bool, calls: u64, pid: u32) -> i
                 extents.join("×")
             });
             let why: Vec<String> =
-                leg.declined.iter().map(|(rung, refusal)| format!("{rung}: {refusal}")).collect();
+                leg.declined.iter().map(|(rung, why)| format!("{rung}: {}", why.reason())).collect();
             table.add_row([
                 format!("{} {}", crossing.file, leg.path),
-                dtype(&leg.what),
+                short(dtype(&leg.what)),
                 shape.unwrap_or_default(),
                 leg.bytes.to_string(),
-                leg.rung.to_string(),
+                rung(leg),
                 leg.copies.to_string(),
                 format!("{:.1}", micros(leg)),
                 why.join("; "),
@@ -100,6 +117,8 @@ struct Leaf<'a> {
     shape: Option<&'a [usize]>,
     bytes: u64,
     rung: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    over: Option<&'a str>,
     copies: u8,
     us: f64,
     declined: Vec<Declined<'a>>,
@@ -136,6 +155,7 @@ pub(crate) fn json(crossings: &[Crossing], ok: bool, calls: u64, pid: u32) -> io
                 shape: shape(&leg.what),
                 bytes: leg.bytes,
                 rung: leg.rung.as_str(),
+                over: leg.over.as_ref().map(|carrier| carrier.as_str()),
                 copies: leg.copies,
                 us: micros(leg),
                 declined: declined.collect(),

@@ -9,8 +9,8 @@ use crate::core::{Event, NotKept, NotSent, NotYet, Work};
 use crate::error::{CallErrorKind, Ended};
 use crate::fail::reached;
 use crate::handshake::post_mortem;
-use crate::pack::{Blocks, Packing, pack};
-use crate::route::Route;
+use crate::pack::{Blocks, Packing, pack, undo};
+use crate::route::{Require, Route};
 use crate::transfer::{ATTEMPTS, TakeError, next_blocks, rungs_of};
 use crate::unpack;
 use crate::wire::{Message, Of, Root};
@@ -24,6 +24,7 @@ impl Peer {
         method: &str,
         value: &mut Option<Value>,
         deadline: Option<Instant>,
+        require: &Require,
     ) -> Result<Reply, CallErrorKind> {
         let core = &self.core;
         let mut blocks = Blocks::AsTheyAre;
@@ -37,6 +38,10 @@ impl Peer {
                 let packing =
                     pack(undelivered, &core.sessions, blocks).map_err(CallErrorKind::Unsendable)?;
                 reached("call-packed");
+                if let Err(below) = require.check(&packing.route, |rung| core.sessions.rank(rung)) {
+                    undo(packing, &core.sessions);
+                    return Err(CallErrorKind::BelowRequired(Box::new(below)));
+                }
                 rungs = rungs_of(&packing);
                 sent = self.send_call(id, attempt, nested, method, packing, deadline)?;
             }
@@ -87,7 +92,8 @@ impl Peer {
                         Ok(table) => {
                             reached("answer-imported");
                             let read =
-                                unpack::read(&json, &table).map_err(CallErrorKind::Malformed)?;
+                                unpack::read(&json, &table, &core.sessions).map_err(CallErrorKind::Malformed)?;
+                            core.counters.received(read.legs());
                             return Ok(Reply { read, sent });
                         }
                         // The peer tries again, but not for ever.
@@ -126,6 +132,7 @@ impl Peer {
         match core.send(&message, handles, deadline) {
             Ok(()) => {
                 reached("call-sent");
+                core.count_sent(&route);
                 Ok(route)
             }
             // The peer will get the rest, so the leases are out; what it answers is stale.

@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use link::{Link, Traffic};
-use rung::{Refusal, RungId, Trust, Value, limits};
+use rung::{BridgeError, Refusal, RungId, Trust, Value, limits};
+use serde::de::DeserializeOwned;
 use segment::PeerTrust;
 
 use crate::core::Core;
@@ -17,7 +18,8 @@ use crate::handler::Handler;
 use crate::handshake::shake;
 use crate::keeper::{Bounds, HeldLease};
 use crate::ladder::Ladder;
-use crate::route::Route;
+use crate::route::{Require, Route};
+use crate::stats::Stats;
 use crate::unpack::Read;
 use crate::wire::Role;
 
@@ -74,6 +76,15 @@ impl Reply {
         self.read.value
     }
 
+    /// The value as any type that `serde` can make of it; memory in it is shared with the value's.
+    ///
+    /// # Errors
+    ///
+    /// Where the type and the value do not fit each other, with the path.
+    pub fn to<T: DeserializeOwned>(&self) -> Result<T, BridgeError> {
+        rung::from_value(self.value().clone())
+    }
+
     /// What each leaf of the argument rode.
     #[must_use]
     pub fn sent(&self) -> &Route {
@@ -90,10 +101,55 @@ impl Reply {
 }
 
 /// How a call is made.
-#[derive(Debug, Clone, Copy, Default)]
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use ladder::{CallOptions, RungId};
+///
+/// let options = CallOptions::new()
+///     .limit(Duration::from_secs(5))
+///     .require_at_least(RungId::SHM)
+///     .require_max_copies(0);
+/// ```
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct CallOptions {
     /// How long it may take, from sending to the answer; for ever if none is set.
     pub limit: Option<Duration>,
+    /// What is required of the argument's leaves.
+    pub(crate) require: Require,
+}
+
+impl CallOptions {
+    /// No limit, and nothing required.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How long the call may take, from sending to the answer.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Every leaf of the argument must ride this rung or a higher one, or nothing is sent:
+    /// [`CallErrorKind::BelowRequired`]. What stays in the JSON is small, and is not asked.
+    #[must_use]
+    pub fn require_at_least(mut self, rung: RungId) -> Self {
+        self.require.at_least = Some(rung);
+        self
+    }
+
+    /// No leaf of the argument may be copied more often than this for it, or nothing is sent:
+    /// [`CallErrorKind::BelowRequired`].
+    #[must_use]
+    pub fn require_max_copies(mut self, copies: u8) -> Self {
+        self.require.max_copies = Some(copies);
+        self
+    }
 }
 
 impl Channel {
@@ -243,7 +299,7 @@ impl Peer {
         let nested = self.core.current_root();
         let id = self.core.router().begin(self.core.role, nested);
         let mut value = Some(value);
-        let outcome = self.exchange(id, nested, method, &mut value, deadline);
+        let outcome = self.exchange(id, nested, method, &mut value, deadline, &options.require);
         if matches!(outcome, Err(CallErrorKind::Deadline)) {
             self.core.give_up();
         }
@@ -261,6 +317,18 @@ impl Peer {
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.core.link.traffic()
+    }
+
+    /// What was moved so far, by rung.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.core.counters.get()
+    }
+
+    /// Has a warning logged for every leaf of at least so many bytes that rides a rung below what its device
+    /// allows: a megabyte, to begin with.
+    pub fn warn_over(&self, bytes: u64) {
+        self.core.warn_over.store(bytes, Ordering::Relaxed);
     }
 
     /// Leases that were [warned of](Bounds::alarm) so far, because the peer kept them for long.

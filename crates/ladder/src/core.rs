@@ -5,7 +5,7 @@
 //! no handler and copies no bulk. Which thread runs a handler: `pool`.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use crate::keeper::{AtBound, Bounds, Due, Keeper, Returns};
 use crate::ladder::Sessions;
 use crate::pack::{Blocks, Packing};
 use crate::pool::{Pool, Refused};
+use crate::stats::Counters;
 use crate::wire::{self, Accepted, Message, Of, Riders, Role, Root};
 
 /// How long the socket may stay unread before the parked thread takes over.
@@ -254,6 +255,9 @@ pub(crate) struct Core {
     pub(crate) handler: OnceLock<Arc<dyn Handler + Send + Sync>>,
     pub(crate) role: Role,
     pub(crate) bounds: Bounds,
+    pub(crate) counters: Counters,
+    /// Bytes of a leaf from which on a low rung is worth a warning.
+    pub(crate) warn_over: AtomicU64,
     /// Calls that were given up and may still be answered.
     given_up: AtomicUsize,
     router: Mutex<Router>,
@@ -298,6 +302,8 @@ impl Core {
             handler: OnceLock::new(),
             role,
             bounds,
+            counters: Counters::default(),
+            warn_over: AtomicU64::new(1 << 20),
             given_up: AtomicUsize::new(0),
             router: Mutex::default(),
             changed: Condvar::new(),

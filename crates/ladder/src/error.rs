@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use link::LinkError;
-use rung::{Fault, Unsendable, Value};
+use rung::{BridgeError, Fault, Unsendable, Value};
 use worker::{Exit, SpawnError};
+
+use crate::route::BelowRequired;
 
 /// Why a channel is at its end.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -103,6 +105,15 @@ pub enum CallErrorKind {
     /// A leaf that no rung takes; nothing was sent.
     #[error(transparent)]
     Unsendable(Unsendable),
+    /// The argument's type has something in it that no value can be; nothing was sent.
+    #[error("the argument: {0}")]
+    BadArgument(BridgeError),
+    /// The answer is not of the type that was asked for.
+    #[error("the answer: {0}")]
+    WrongAnswer(BridgeError),
+    /// A leaf would have ridden less than the caller requires; nothing was sent.
+    #[error(transparent)]
+    BelowRequired(Box<BelowRequired>),
     /// More metadata than a frame holds, or more than the system could send; nothing was sent.
     #[error("{0}")]
     OverCap(String),
@@ -124,7 +135,7 @@ pub enum CallErrorKind {
     #[error("{text}")]
     Remote {
         /// The stable code: `unknown-method`, `no-handler`, `busy`, `handler-failed`,
-        /// `handler-panicked`, `malformed`, `unsendable`, `over-bound`, `undelivered`, `abandoned`, or
+        /// `handler-panicked`, `bad-argument`, `malformed`, `unsendable`, `over-bound`, `undelivered`, `abandoned`, or
         /// one of the handler's own.
         code: String,
         /// What the peer says.
@@ -203,6 +214,8 @@ impl std::error::Error for CallError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &*self.kind {
             CallErrorKind::Unsendable(unsendable) => Some(unsendable),
+            CallErrorKind::BadArgument(error) | CallErrorKind::WrongAnswer(error) => Some(error),
+            CallErrorKind::BelowRequired(below) => Some(&**below),
             CallErrorKind::Malformed(fault) | CallErrorKind::AnswerNotTaken(fault) => Some(fault),
             CallErrorKind::Gone(ended, _) => Some(ended),
             _ => None,

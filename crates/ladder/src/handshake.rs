@@ -47,8 +47,11 @@ pub(crate) fn shake(
 
     let offers = ladder.probe();
     let (json, handles) = hello(role, &offers).map_err(broken)?;
-    link.send(&json, &handles, deadline).map_err(failed)?;
-    reached("hello-sent");
+    match link.send(&json, &handles, deadline) {
+        // A peer that is gone already may have said why: that is still to be read.
+        Ok(()) | Err(LinkError::Closed) => reached("hello-sent"),
+        Err(error) => return Err(failed(error)),
+    }
 
     let frame = link.receive(deadline).map_err(failed)?;
     reached("hello-received");

@@ -1,7 +1,7 @@
 //! Which rungs there are, and which of them this pair of processes opened.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rung::{
     Carrier, Form, LeaseId, Meta, Offer, Owner, ParcelWire, Reason, Receipt, Refusal, Rung, RungId,
@@ -22,6 +22,10 @@ impl Ladder {
             rungs: vec![
                 #[cfg(feature = "shm")]
                 Arc::new(tier_shm::Shm),
+                #[cfg(feature = "numpy")]
+                Arc::new(tier_numpy::Numpy),
+                #[cfg(feature = "pickle")]
+                Arc::new(tier_pickle::Pickle),
                 Arc::new(tier_inline::Inline),
             ],
         }
@@ -59,7 +63,7 @@ impl Ladder {
             }
             Opened { id, session, demoted: AtomicBool::new(false) }
         });
-        Sessions { opened: opened.collect() }
+        Sessions { opened: opened.collect(), above_inline: OnceLock::new() }
     }
 }
 
@@ -73,6 +77,7 @@ impl Default for Ladder {
 #[derive(Debug)]
 pub(crate) struct Sessions {
     opened: Vec<Opened>,
+    above_inline: OnceLock<Arc<[(RungId, Refusal)]>>,
 }
 
 #[derive(Debug)]
@@ -105,12 +110,46 @@ impl Sessions {
         })
     }
 
-    /// The forms to send in, from the highest.
-    pub(crate) fn forms(&self) -> impl Iterator<Item = (&RungId, &dyn Form)> {
-        self.opened.iter().filter_map(|opened| match opened.usable() {
-            Ok(Session::Form(form)) => Some((&opened.id, &**form)),
-            _ => None,
+    /// Every rung, from the highest, as the form that it is, or why it is none.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&RungId, Result<&dyn Form, Refusal>)> {
+        self.opened.iter().map(|opened| match opened.usable() {
+            Ok(Session::Form(form)) => (&opened.id, Ok(&**form)),
+            Ok(Session::Carrier(_)) => {
+                (&opened.id, Err(Refusal::new(Reason::OtherKind, "it is no tensor")))
+            }
+            Err(refusal) => (&opened.id, Err(refusal)),
         })
+    }
+
+    /// The form to raise what came in it, and to lower what stays in the JSON.
+    pub(crate) fn form(&self, rung: &RungId) -> Option<&dyn Form> {
+        self.opened.iter().find(|opened| opened.id == *rung).and_then(|opened| {
+            match &opened.session {
+                Ok(Session::Form(form)) => Some(&**form),
+                _ => None,
+            }
+        })
+    }
+
+    /// How far down the ladder a rung is.
+    pub(crate) fn rank(&self, rung: &RungId) -> Option<usize> {
+        self.opened.iter().position(|opened| opened.id == *rung)
+    }
+
+    /// Why each rung above the lowest does not take what stays in the JSON.
+    pub(crate) fn above_inline(&self) -> Arc<[(RungId, Refusal)]> {
+        Arc::clone(self.above_inline.get_or_init(|| {
+            let above = self.all().take_while(|(rung, _)| **rung != RungId::INLINE);
+            let why = above.map(|(rung, form)| {
+                let refusal = match form {
+                    Err(refusal) => refusal,
+                    Ok(_) if *rung == RungId::PICKLE => Reason::Small.into(),
+                    Ok(_) => Reason::OtherKind.into(),
+                };
+                (rung.clone(), refusal)
+            });
+            why.collect()
+        }))
     }
 
     /// The carrier to receive on.

@@ -39,6 +39,7 @@
 //!
 //! # Where to read on
 //!
+//! [`Registry`] (types of your own), `typed` (calls with any type that `serde` knows),
 //! `survey`, `pack` and `unpack` (values to parcels and back), `core` (who reads the socket), `pool`
 //! (which thread runs a handler), `call`, `serve` and `transfer` (the two sides of a call), `keeper` (leases), `wire` (every message),
 //! `channel` and `worker` (what users hold).
@@ -56,10 +57,13 @@ mod ladder;
 mod outside;
 mod pack;
 mod pool;
+mod registry;
 mod route;
 mod serve;
+mod stats;
 mod survey;
 mod transfer;
+mod typed;
 mod unpack;
 mod wire;
 mod worker;
@@ -73,14 +77,22 @@ pub use handler::{Failure, Handler, Methods};
 pub use keeper::{AtBound, Bounds, HeldLease};
 pub use ladder::Ladder;
 pub use outside::Listener;
-pub use route::{Leg, Route, What};
+pub use registry::{Decomposed, Decomposer, Parts, RegisterError, Registry, RegistryBuilder};
+pub use route::{BelowRequired, Leg, Route, What};
+pub use stats::{Declined, RungStats, Stats};
+pub use typed::Answer;
 pub use worker::{Worker, WorkerBuilder};
 
 pub use ::worker::{Command, Exit, Output, SpawnError};
 pub use link::Traffic;
 pub use rung::{
-    self, BigInt, DType, Device, Fault, Map, Reason, Refusal, RungId, Tensor, Unsendable, Value,
+    self, Array, BigInt, BridgeError, DType, Descr, Device, Fault, Map, Object, OpaquePickle, Reason, Refusal,
+    RungId, Tensor, Unsendable, Value, from_value, to_value,
 };
 pub use segment::PeerTrust;
+#[cfg(feature = "numpy")]
+pub use tier_numpy;
+#[cfg(feature = "pickle")]
+pub use tier_pickle;
 #[cfg(feature = "shm")]
 pub use tier_shm::{self, TensorMut, release, share};

@@ -2,20 +2,20 @@
 //!
 //! Three passes:
 //!
-//! 1. [`Survey`]: which containers hold leaves that ride a carrier, and which storages and parts of
-//!    them those leaves look at.
+//! 1. [`Survey`]: which leaves a form takes, which containers hold leaves that ride a carrier, and which
+//!    storages and parts of them those leaves look at.
 //! 2. [`place`]: shared storages go as they are; private ones, or the parts looked at, are bundled,
 //!    so that a thousand small tensors are a few blocks. Each resulting storage is exported once: the
 //!    message's table. Views of one storage stay views of one storage.
 //! 3. The codec writes the value, with [`Packer`] splicing in what rides a rung.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rung::{
-    Fault, Handle, Layout, Leaf, LeaseId, Owner, ParcelWire, Path, Reason, Refusal, RungId,
-    Storage, Tensor, Unsendable, Value, limits,
+    Fault, Handle, Layout, Leaf, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason, Refusal,
+    RungId, Storage, Tensor, Unsendable, Value,
 };
 use serde::{Deserialize, Serialize};
 use tier_inline::codec::{self, Splice};
@@ -23,7 +23,7 @@ use tier_inline::codec::{self, Splice};
 use crate::ladder::Sessions;
 use crate::route::{Leg, Route, What};
 pub(crate) use crate::survey::Blocks;
-use crate::survey::{Named, Places, Survey, Table, address, place};
+use crate::survey::{Named, Places, Survey, Table, Taken, address, place};
 
 /// A tensor's content of a `$T` tag.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,6 +49,15 @@ pub(crate) struct BlobTag {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) o: usize,
     pub(crate) n: usize,
+}
+
+/// The content of a `$L` tag: a leaf that a form took.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LoweredTag {
+    pub(crate) r: RungId,
+    pub(crate) m: Meta,
+    pub(crate) p: Vec<TensorTag>,
 }
 
 pub(crate) const READ_ONLY: u8 = 1;
@@ -84,13 +93,15 @@ pub(crate) fn pack(
     sessions: &Sessions,
     blocks: Blocks,
 ) -> Result<Packing, Unsendable> {
-    let mut survey = Survey::default();
-    survey.look(value, &Path::ROOT, 1)?;
+    let mut survey = Survey::new(sessions);
+    survey.look_at(value)?;
     let mixed = std::mem::take(&mut survey.mixed);
+    let taken = std::mem::take(&mut survey.taken);
     let (places, table) = place(survey, blocks);
     let mut packer = Packer {
         sessions,
         mixed,
+        taken,
         places,
         table: Vec::with_capacity(table.len()),
         route: Route::default(),
@@ -99,12 +110,17 @@ pub(crate) fn pack(
     let packed = pack_into(&mut packing, value, table, &mut packer);
     packing.route = packer.route;
     if let Err(unsendable) = packed {
-        for (rung, lease, _, owner) in packing.owners {
-            sessions.take_back(&rung, lease, Some(owner));
-        }
+        undo(packing, sessions);
         return Err(unsendable);
     }
     Ok(packing)
+}
+
+/// What was packed is not sent: nothing stays exported.
+pub(crate) fn undo(packing: Packing, sessions: &Sessions) {
+    for (rung, lease, _, owner) in packing.owners {
+        sessions.take_back(&rung, lease, Some(owner));
+    }
 }
 
 fn pack_into(
@@ -122,7 +138,7 @@ fn pack_into(
         packer.table.push(Carried {
             rung,
             copies: exported.copies,
-            declined: exported.declined,
+            declined: exported.declined.into(),
             bytes: storage.len(),
             time: exported.time,
         });
@@ -187,22 +203,31 @@ fn export(
 struct Carried {
     rung: RungId,
     copies: u8,
-    declined: Vec<(RungId, Refusal)>,
+    declined: Arc<[(RungId, Refusal)]>,
     bytes: usize,
     time: Duration,
+}
+
+impl Carried {
+    /// What so many of its bytes took.
+    fn share(&self, bytes: usize) -> Duration {
+        let share = bytes as f64 / self.bytes.max(1) as f64;
+        self.time.mul_f64(share.min(1.0))
+    }
 }
 
 /// The third pass.
 struct Packer<'a> {
     sessions: &'a Sessions,
     mixed: HashSet<usize>,
+    taken: HashMap<usize, Taken>,
     places: Places,
     table: Vec<Carried>,
     route: Route,
 }
 
 impl Packer<'_> {
-    fn tensor(&mut self, tensor: &Tensor, path: &Path<'_>) -> Result<TensorTag, Refusal> {
+    fn tag(&self, tensor: &Tensor) -> Result<TensorTag, Refusal> {
         let flags = tensor.flags();
         let mut tag = TensorTag {
             d: tensor.dtype(),
@@ -213,10 +238,8 @@ impl Packer<'_> {
             f: u8::from(flags.read_only) * READ_ONLY
                 + u8::from(flags.requires_grad) * REQUIRES_GRAD,
         };
-        let what = What::Tensor(tensor.dtype(), tensor.shape().to_vec());
         if tensor.count() == 0 {
             // No bytes on no block: the tag says all there is.
-            self.leg(path, what, 0, RungId::INLINE, Duration::ZERO);
             return Ok(tag);
         }
         let known = self.places.by_storage.get(&address(&**tensor.storage()));
@@ -231,9 +254,59 @@ impl Packer<'_> {
         if !layout.is_contiguous() {
             tag.t = Some(layout.strides().to_vec());
         }
-        let entry = place.entry;
-        self.carried(path, what, tensor.byte_count(), entry, 0);
         Ok(tag)
+    }
+
+    fn tensor(&mut self, tensor: &Tensor, path: &Path<'_>) -> Result<TensorTag, Refusal> {
+        let tag = self.tag(tensor)?;
+        let what = What::Tensor(tensor.dtype(), tensor.shape().to_vec());
+        match tag.s {
+            Some(entry) => self.carried(path, what, tensor.byte_count(), entry, 0),
+            None => {
+                self.leg(path, what, 0, RungId::INLINE, Duration::ZERO);
+                let empty = |(rung, _): (&RungId, _)| (rung.clone(), Reason::Empty.into());
+                if let Some(leg) = self.route.legs.last_mut() {
+                    leg.declined = self.sessions.carriers().map(empty).collect();
+                }
+            }
+        }
+        Ok(tag)
+    }
+
+    /// A leaf that a form took.
+    fn lowered(
+        &mut self,
+        value: &Value,
+        taken: Taken,
+        path: &Path<'_>,
+        out: &mut String,
+    ) -> Result<(), Refusal> {
+        let Taken { form, lowered: Lowered { meta, views }, declined, time } = taken;
+        let p = views.iter().map(|view| self.tag(view)).collect::<Result<Vec<_>, _>>()?;
+        let bytes: usize = views.iter().map(Tensor::byte_count).sum();
+        let carried = p.iter().find_map(|tag| tag.s).and_then(|entry| self.table.get(entry));
+        let what = What::of(value);
+        // Nothing beside a tensor: it rides as one.
+        let as_tensor = meta.as_json() == "null" && views.len() == 1;
+        let (rung, over) = match carried {
+            // Without bytes, as an empty tensor.
+            carried if as_tensor => {
+                (carried.map_or(RungId::INLINE, |carried| carried.rung.clone()), None)
+            }
+            carried => (form.clone(), carried.map(|carried| carried.rung.clone())),
+        };
+        // A plain subtree is written as a pickle, and that is copied; a pickle of the user's is just there.
+        let written = u8::from(matches!(what, What::Plain(_)));
+        let copies = carried.map_or(0, |carried| carried.copies).saturating_add(written);
+        let declined = match carried {
+            Some(carried) if as_tensor => Arc::clone(&carried.declined),
+            _ => declined.into(),
+        };
+        let share = carried.map_or(Duration::ZERO, |carried| carried.share(bytes));
+        let (path, bytes, time) = (path.to_string(), bytes as u64, time + share);
+        self.route.legs.push(Leg { path, what, bytes, rung, over, copies, declined, time });
+        let tag = LoweredTag { r: form, m: meta, p };
+        write_tag(out, "L", &tag).map_err(Refusal::from)
     }
 
     fn blob(&mut self, value: &Value, path: &Path<'_>, len: usize) -> Option<BlobTag> {
@@ -254,15 +327,15 @@ impl Packer<'_> {
         let Some(carried) = self.table.get(entry) else {
             return;
         };
-        let share = bytes as f64 / carried.bytes.max(1) as f64;
         self.route.legs.push(Leg {
             path: path.to_string(),
             what,
             bytes: bytes as u64,
             rung: carried.rung.clone(),
+            over: None,
             copies: carried.copies + more,
-            declined: carried.declined.clone(),
-            time: carried.time.mul_f64(share.min(1.0)),
+            declined: Arc::clone(&carried.declined),
+            time: carried.share(bytes),
         });
     }
 
@@ -272,13 +345,14 @@ impl Packer<'_> {
             what,
             bytes: bytes as u64,
             rung,
+            over: None,
             copies: 0,
-            declined: Vec::new(),
+            declined: self.sessions.above_inline(),
             time,
         });
     }
 
-    /// A maximal tensor-free subtree: down the forms until one takes it.
+    /// A maximal subtree that stays in the JSON.
     fn plain(
         &mut self,
         value: &Value,
@@ -286,24 +360,21 @@ impl Packer<'_> {
         out: &mut String,
     ) -> Result<(), Unsendable> {
         let started = Instant::now();
-        let mut declined = Vec::new();
-        for (id, form) in self.sessions.forms() {
-            match form.lower(Leaf::Plain(value)) {
-                Ok(lowered) => {
-                    let json = lowered.meta.as_json();
-                    out.push_str(json);
-                    let what = What::Plain(value.kind());
-                    self.leg(path, what, json.len(), id.clone(), started.elapsed());
-                    return Ok(());
-                }
-                Err(refusal) => declined.push((id.clone(), refusal)),
+        let inline = self.sessions.form(&RungId::INLINE).ok_or(Reason::NotOffered.into());
+        match inline.and_then(|form| form.lower(Leaf::Plain(value))) {
+            Ok(lowered) => {
+                let json = lowered.meta.as_json();
+                out.push_str(json);
+                let what = What::Plain(value.kind());
+                self.leg(path, what, json.len(), RungId::INLINE, started.elapsed());
+                Ok(())
+            }
+            Err(refusal) => {
+                let mut refusals = self.sessions.above_inline().to_vec();
+                refusals.push((RungId::INLINE, refusal));
+                Err(Unsendable { path: path.to_string(), kind: value.kind().to_owned(), refusals })
             }
         }
-        Err(Unsendable {
-            path: path.to_string(),
-            kind: value.kind().to_owned(),
-            refusals: declined,
-        })
     }
 }
 
@@ -336,15 +407,22 @@ impl Splice for Packer<'_> {
                 let tag = self.tensor(tensor, path).map_err(refused)?;
                 write_tag(out, "T", &tag).map_err(unwritten)?;
             }
-            Value::Str(text) if text.len() > limits::INLINE_TEXT => {
-                let tag = self.blob(value, path, text.len());
+            Value::Str(_) | Value::Bytes(_)
+                if self.places.by_blob.contains_key(&address(value)) =>
+            {
+                let (letter, len) = match value {
+                    Value::Str(text) => ("S", text.len()),
+                    Value::Bytes(bytes) => ("B", bytes.len()),
+                    _ => ("B", 0),
+                };
+                let tag = self.blob(value, path, len);
                 let tag = tag.ok_or_else(|| refused(Reason::UnknownStorage.into()))?;
-                write_tag(out, "S", &tag).map_err(unwritten)?;
+                write_tag(out, letter, &tag).map_err(unwritten)?;
             }
-            Value::Bytes(bytes) if bytes.len() > limits::INLINE_TEXT => {
-                let tag = self.blob(value, path, bytes.len());
-                let tag = tag.ok_or_else(|| refused(Reason::UnknownStorage.into()))?;
-                write_tag(out, "B", &tag).map_err(unwritten)?;
+            _ if !self.taken.is_empty() && self.taken.contains_key(&address(value)) => {
+                if let Some(taken) = self.taken.remove(&address(value)) {
+                    self.lowered(value, taken, path, out).map_err(refused)?;
+                }
             }
             // The skeleton around such leaves is the codec's.
             _ if self.mixed.contains(&address(value)) => return Ok(false),

@@ -1,9 +1,10 @@
 //! What each leaf rode, and why not something higher.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rung::{DType, Refusal, RungId};
+use rung::{DType, Descr, Refusal, RungId, Value};
 
 /// What a leaf is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,6 +12,10 @@ use rung::{DType, Refusal, RungId};
 pub enum What {
     /// A tensor of this type and shape.
     Tensor(DType, Vec<usize>),
+    /// An array of this NumPy type and shape.
+    Array(Descr, Vec<usize>),
+    /// A pickle that is not opened.
+    Pickle,
     /// A long string.
     Str,
     /// A long byte string.
@@ -19,10 +24,24 @@ pub enum What {
     Plain(&'static str),
 }
 
+impl What {
+    /// What a value is, as one leaf.
+    pub(crate) fn of(value: &Value) -> Self {
+        match value {
+            Value::Tensor(tensor) => Self::Tensor(tensor.dtype(), tensor.shape().to_vec()),
+            Value::Array(array) => Self::Array(array.descr().clone(), array.shape().to_vec()),
+            Value::Pickle(_) => Self::Pickle,
+            other => Self::Plain(other.kind()),
+        }
+    }
+}
+
 impl fmt::Display for What {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tensor(dtype, _) => write!(f, "{dtype} tensor"),
+            Self::Array(descr, _) => write!(f, "array of {descr}"),
+            Self::Pickle => f.write_str("pickle"),
             Self::Str => f.write_str("str"),
             Self::Bytes => f.write_str("bytes"),
             Self::Plain(kind) => f.write_str(kind),
@@ -37,25 +56,100 @@ pub struct Leg {
     pub path: String,
     /// What it is.
     pub what: What,
-    /// Bytes: of the elements, the text, or the JSON.
+    /// Bytes: of the elements, the text, the pickle, or the JSON.
     pub bytes: u64,
     /// What it rode.
     pub rung: RungId,
+    /// Where that is a form: the carrier of its bytes.
+    pub over: Option<RungId>,
     /// How often its bytes were copied for it, by the sender and by this receiver.
     pub copies: u8,
     /// Each higher rung, with the reason why it did not take it.
-    pub declined: Vec<(RungId, Refusal)>,
+    ///
+    /// Known to the sender alone.
+    pub declined: Arc<[(RungId, Refusal)]>,
     /// What packing or unpacking it took here; a block's time is shared among its leaves by size.
     pub time: Duration,
 }
 
 /// The legs of one value in one direction, in the order of the value.
 ///
-/// One for every tensor, long string, long byte string, and maximal subtree that stayed in the JSON.
+/// One for every tensor, array, pickle, long string or byte string, and maximal subtree of anything else.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Route {
     /// The legs.
     pub legs: Vec<Leg>,
+}
+
+/// What a caller requires of every leaf.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Require {
+    pub(crate) at_least: Option<RungId>,
+    pub(crate) max_copies: Option<u8>,
+}
+
+/// A leaf that rode less than was required.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BelowRequired {
+    /// What it would have ridden.
+    pub leg: Leg,
+    /// The lowest rung that was allowed, if one was named.
+    pub at_least: Option<RungId>,
+    /// How many copies were allowed, if it was said.
+    pub max_copies: Option<u8>,
+}
+
+impl std::error::Error for BelowRequired {}
+
+impl fmt::Display for BelowRequired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Leg { path, what, rung, copies, declined, .. } = &self.leg;
+        let plural = if *copies == 1 { "copy" } else { "copies" };
+        write!(f, "the {what} at {path} would ride {rung} with {copies} {plural}")?;
+        if let Some(at_least) = &self.at_least {
+            write!(f, "; {at_least} or higher is required")?;
+        }
+        if let Some(most) = self.max_copies {
+            write!(f, "; at most {most} are allowed")?;
+        }
+        for (rung, refusal) in declined.iter() {
+            write!(f, "; {rung}: {refusal}")?;
+        }
+        match what {
+            What::Plain(_) => f.write_str(" (send bulk as tensors, or register a serializer)"),
+            _ if *copies > 0 => f.write_str(" (put it into shared memory first)"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Require {
+    /// The first leg that falls short; `rank` counts rungs from the highest.
+    pub(crate) fn check(
+        &self,
+        route: &Route,
+        rank: impl Fn(&RungId) -> Option<usize>,
+    ) -> Result<(), BelowRequired> {
+        let Self { at_least, max_copies } = self;
+        if at_least.is_none() && max_copies.is_none() {
+            return Ok(());
+        }
+        // A rung that is not on this ladder is met by none.
+        let lowest = at_least.as_ref().map(|rung| rank(rung).map_or(0, |rank| rank + 1));
+        let short = route.legs.iter().filter(|leg| leg.rung != RungId::INLINE).find(|leg| {
+            lowest.is_some_and(|lowest| rank(&leg.rung).is_none_or(|rank| rank >= lowest))
+                || max_copies.is_some_and(|most| leg.copies > most)
+        });
+        match short {
+            Some(leg) => Err(BelowRequired {
+                leg: leg.clone(),
+                at_least: at_least.clone(),
+                max_copies: *max_copies,
+            }),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Route {

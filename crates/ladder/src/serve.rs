@@ -71,12 +71,13 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<(), Ended> {
         let id = call.id;
-        let read = match unpack::read(&call.value, &table) {
+        let read = match unpack::read(&call.value, &table, &self.sessions) {
             Ok(read) => read,
             Err(fault) => {
                 return self.fail(id, deadline, Failure::new("malformed", fault.to_string()));
             }
         };
+        self.counters.received(read.legs());
         // What the value does not hold on to goes back now.
         drop(table);
         let Some(handler) = self.handler.get() else {
@@ -147,7 +148,7 @@ impl Core {
         };
         reached("answer-packed");
         let rungs = rungs_of(&packing);
-        let Packing { value: json, parcels, handles, .. } = packing;
+        let Packing { value: json, parcels, handles, route, .. } = packing;
         let has_storages = !parcels.is_empty();
         let message = Message::Return { id, attempt, parcels, value: json };
         // An answer without storages cannot be refused.
@@ -171,6 +172,7 @@ impl Core {
             // The caller gets the rest, so the leases are out.
             Ok(()) | Err(NotSent::Begun) => {
                 reached("answer-sent");
+                self.count_sent(&route);
                 Ok(())
             }
             Err(error) => {

@@ -3,10 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use rung::{Path, Reason, Refusal, RungId, Step, Storage, Tensor, Unsendable, Value, limits};
+use rung::{
+    Leaf, Lowered, Path, Reason, Refusal, RungId, Step, Storage, Tensor, Unsendable, Value, limits,
+};
+use tier_inline::codec;
 
 use crate::bundle::{ALIGN, Bundle, Member};
+use crate::ladder::Sessions;
 
 /// How storages are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +29,17 @@ pub(crate) struct Named {
     pub(crate) kind: String,
 }
 
+impl Named {
+    fn of(value: &Value, path: &Path<'_>) -> Self {
+        let kind = match value {
+            Value::Tensor(tensor) => format!("{} tensor", tensor.dtype()),
+            Value::Array(array) => format!("array of {}", array.descr()),
+            other => other.kind().to_owned(),
+        };
+        Self { path: path.to_string(), kind }
+    }
+}
+
 /// What is known of one storage before it is placed.
 #[derive(Debug)]
 pub(crate) struct Seen {
@@ -35,88 +51,276 @@ pub(crate) struct Seen {
     first: Named,
 }
 
+/// A leaf that a form took.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) form: RungId,
+    pub(crate) lowered: Lowered,
+    /// Each higher rung, and why not.
+    pub(crate) declined: Vec<(RungId, Refusal)>,
+    pub(crate) time: Duration,
+}
+
 /// The first pass.
-#[derive(Debug, Default)]
-pub(crate) struct Survey {
-    /// Containers that hold, at any depth, a leaf that rides a carrier; by address, since the value
-    /// is borrowed and does not move.
+#[derive(Debug)]
+pub(crate) struct Survey<'s> {
+    sessions: &'s Sessions,
+    /// Containers that hold, at any depth, a leaf that rides a carrier, and objects; by address, since the
+    /// value is borrowed and does not move.
     pub(crate) mixed: HashSet<usize>,
+    /// Leaves that a form took, by address.
+    pub(crate) taken: HashMap<usize, Taken>,
     seen: Vec<Seen>,
     by_storage: HashMap<usize, usize>,
     by_blob: HashMap<usize, usize>,
-    /// Values seen so far.
+    /// Values that the JSON has so far.
     nodes: usize,
+    /// Bytes of JSON that subtrees may still have.
+    room: usize,
 }
 
 pub(crate) fn address<T: ?Sized>(of: &T) -> usize {
     std::ptr::from_ref(of).cast::<()>() as usize
 }
 
-impl Survey {
-    /// Whether there is such a leaf in it.
-    pub(crate) fn look(
-        &mut self,
-        value: &Value,
-        path: &Path<'_>,
-        depth: usize,
-    ) -> Result<bool, Unsendable> {
-        if depth > limits::VALUE_DEPTH {
-            return Err(Unsendable {
-                path: path.to_string(),
-                kind: value.kind().to_owned(),
-                refusals: vec![(
-                    RungId::INLINE,
-                    Refusal::new(Reason::TooDeep, format!("at most {}", limits::VALUE_DEPTH)),
-                )],
-            });
+/// What was found out of a value.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    /// Whether something in it rides a carrier, or is an object.
+    rides: bool,
+    /// Bytes of its JSON, at most.
+    weight: usize,
+    /// Values that it consists of.
+    nodes: usize,
+}
+
+impl Look {
+    const RIDES: Self = Self { rides: true, weight: 0, nodes: 1 };
+
+    fn light(weight: usize) -> Self {
+        Self { rides: false, weight, nodes: 1 }
+    }
+}
+
+/// The parts of a container that have no leaf that rides a carrier, but are not small.
+type Plain<'v> = Vec<(&'v Value, usize, Look)>;
+
+/// Bytes of a string in JSON, at most.
+fn quoted(text: &str) -> usize {
+    let escaped = |byte: &&u8| **byte < 0x20 || matches!(**byte, b'"' | b'\\');
+    // A control character takes six.
+    text.len() + 2 + 5 * text.as_bytes().iter().filter(escaped).count()
+}
+
+fn digits(number: i64) -> usize {
+    number.unsigned_abs().checked_ilog10().unwrap_or(0) as usize + 2
+}
+
+impl<'s> Survey<'s> {
+    pub(crate) fn new(sessions: &'s Sessions) -> Self {
+        Self {
+            sessions,
+            mixed: HashSet::new(),
+            taken: HashMap::new(),
+            seen: Vec::new(),
+            by_storage: HashMap::new(),
+            by_blob: HashMap::new(),
+            nodes: 0,
+            room: limits::INLINE_SUBTREE,
         }
-        self.nodes += 1;
-        if self.nodes > limits::NODES {
-            let refusal = Refusal::new(Reason::TooLarge, format!("over {} values", limits::NODES));
-            return Err(Unsendable {
-                path: path.to_string(),
-                kind: value.kind().to_owned(),
-                refusals: vec![(RungId::INLINE, refusal)],
-            });
-        }
-        let mut heavy = false;
-        match value {
-            Value::Tensor(tensor) => {
-                self.tensor(tensor, path);
-                return Ok(true);
-            }
-            Value::Str(text) if text.len() > limits::INLINE_TEXT => {
-                // The text is borrowed for the call alone and a storage owns its memory; the copy
-                // is the price of a String, and shows in the route.
-                let storage = Storage::from_bytes(text.clone().into_bytes());
-                self.blob(value, Arc::new(storage), path);
-                return Ok(true);
-            }
-            Value::Bytes(bytes) if bytes.len() > limits::INLINE_TEXT => {
-                self.blob(value, Arc::new(Storage::from_bytes(bytes.clone())), path);
-                return Ok(true);
-            }
-            Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
-                for (index, item) in items.iter().enumerate() {
-                    heavy |= self.look(item, &path.then(Step::Index(index)), depth + 1)?;
-                }
-            }
-            Value::Map(map) => {
-                for (index, (key, item)) in map.iter().enumerate() {
-                    let entry = path.then(Step::of_entry(key, index));
-                    heavy |= self.look(key, &entry, depth + 1)?;
-                    heavy |= self.look(item, &entry, depth + 1)?;
-                }
-            }
-            _ => {}
-        }
-        if heavy {
-            self.mixed.insert(address(value));
-        }
-        Ok(heavy)
     }
 
-    fn tensor(&mut self, tensor: &Tensor, path: &Path<'_>) {
+    /// Looks at a whole value.
+    ///
+    /// # Errors
+    ///
+    /// What is nested too deeply, what no form takes, and more values than a message may have.
+    pub(crate) fn look_at(&mut self, value: &Value) -> Result<(), Unsendable> {
+        let look = self.look(value, &Path::ROOT, 1)?;
+        if !look.rides {
+            self.plain(value, look, &Path::ROOT)?;
+        }
+        if self.nodes > limits::NODES {
+            let refusal = Refusal::new(Reason::TooLarge, format!("over {} values", limits::NODES));
+            return Err(unsendable(value, &Path::ROOT, vec![(RungId::INLINE, refusal)]));
+        }
+        Ok(())
+    }
+
+    /// A leaf that does.
+    fn rides(&mut self) -> Look {
+        self.nodes += 1;
+        Look::RIDES
+    }
+
+    fn look(&mut self, value: &Value, path: &Path<'_>, depth: usize) -> Result<Look, Unsendable> {
+        if depth > limits::VALUE_DEPTH {
+            let refusal = Refusal::new(Reason::TooDeep, format!("at most {}", limits::VALUE_DEPTH));
+            return Err(unsendable(value, path, vec![(RungId::INLINE, refusal)]));
+        }
+        Ok(match value {
+            Value::Tensor(tensor) => {
+                self.memory(tensor, || Named::of(value, path));
+                self.rides()
+            }
+            Value::Array(array) => {
+                let refusals = self.lower(value, Leaf::Array(array), path);
+                refusals.map_err(|refusals| unsendable(value, path, refusals))?;
+                self.rides()
+            }
+            Value::Pickle(pickle) => {
+                let refusals = self.lower(value, Leaf::Pickle(pickle), path);
+                refusals.map_err(|refusals| unsendable(value, path, refusals))?;
+                self.rides()
+            }
+            Value::Str(text) if text.len() > limits::INLINE_TEXT => {
+                self.blob(value, path);
+                self.rides()
+            }
+            Value::Bytes(bytes) if bytes.len() > limits::INLINE_TEXT => {
+                self.blob(value, path);
+                self.rides()
+            }
+            Value::Null | Value::Bool(_) => Look::light(5),
+            Value::Int(number) => Look::light(digits(*number)),
+            Value::BigInt(number) => Look::light(number.as_str().len() + 9),
+            // The shortest that reads back, with its sign and exponent; or the bits of it.
+            Value::Float(_) => Look::light(25),
+            Value::Str(text) => Look::light(quoted(text)),
+            Value::Bytes(bytes) => Look::light(bytes.len().div_ceil(3) * 4 + 9),
+            Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
+                let mut all = Look::light(10);
+                let mut plain = Plain::new();
+                for (index, item) in items.iter().enumerate() {
+                    let look = self.look(item, &path.then(Step::Index(index)), depth + 1)?;
+                    add(&mut all, &mut plain, (item, index, look));
+                }
+                self.settle(value, all, plain, |_, index| path.then(Step::Index(index)))?
+            }
+            Value::Map(map) => {
+                let keys = codec::has_plain_keys(map);
+                let mut all = Look::light(10);
+                let mut plain = Plain::new();
+                for (index, (key, item)) in map.iter().enumerate() {
+                    let entry = path.then(Step::of_entry(key, index));
+                    if keys {
+                        all.weight += key.as_str().map_or(0, quoted) + 2;
+                    } else {
+                        let look = self.look(key, &entry, depth + 1)?;
+                        add(&mut all, &mut plain, (key, index, look));
+                    }
+                    let look = self.look(item, &entry, depth + 1)?;
+                    add(&mut all, &mut plain, (item, index, look));
+                }
+                let step = |index: usize| {
+                    let entry = map.iter().as_slice().get(index);
+                    entry.map_or(Step::Index(index), |(key, _)| Step::of_entry(key, index))
+                };
+                self.settle(value, all, plain, |_, index| path.then(step(index)))?
+            }
+            Value::Object(object) => {
+                let mut all = Look { weight: object.tag().len() + 30, ..Look::RIDES };
+                let mut plain = Plain::new();
+                let schema = path.then(Step::Key("schema"));
+                let look = self.look(object.schema(), &schema, depth + 1)?;
+                add(&mut all, &mut plain, (object.schema(), 0, look));
+                for (index, part) in object.parts().iter().enumerate() {
+                    let look = self.look(part, &path.then(Step::Index(index)), depth + 1)?;
+                    add(&mut all, &mut plain, (part, index, look));
+                }
+                self.settle(value, all, plain, |part, index| {
+                    let is_schema = std::ptr::eq(part, object.schema());
+                    path.then(if is_schema { Step::Key("schema") } else { Step::Index(index) })
+                })?
+            }
+            other => {
+                let refusals = vec![(RungId::INLINE, Reason::OtherKind.into())];
+                return Err(unsendable(other, path, refusals));
+            }
+        })
+    }
+
+    /// Once all of a container's parts were looked at: where one of them rides a carrier, the others are
+    /// leaves of their own.
+    fn settle<'p>(
+        &mut self,
+        value: &Value,
+        all: Look,
+        plain: Plain<'_>,
+        path: impl Fn(&Value, usize) -> Path<'p>,
+    ) -> Result<Look, Unsendable> {
+        if !all.rides {
+            return Ok(all);
+        }
+        self.mixed.insert(address(value));
+        // The container itself, and those of its parts that are small.
+        self.nodes += all.nodes - plain.iter().map(|(.., look)| look.nodes).sum::<usize>();
+        for (part, index, look) in plain {
+            self.plain(part, look, &path(part, index))?;
+        }
+        Ok(Look::RIDES)
+    }
+
+    /// A maximal subtree that rides no carrier as it is: whether it stays in the JSON is decided here and
+    /// nowhere else.
+    fn plain(&mut self, value: &Value, look: Look, path: &Path<'_>) -> Result<(), Unsendable> {
+        if look.weight <= limits::INLINE_LEAF || look.weight <= self.room {
+            if look.weight > limits::INLINE_LEAF {
+                self.room -= look.weight;
+            }
+            self.nodes += look.nodes;
+            return Ok(());
+        }
+        self.nodes += 1;
+        match value {
+            Value::Str(_) | Value::Bytes(_) => self.blob(value, path),
+            _ => {
+                if let Err(refusals) = self.lower(value, Leaf::Plain(value), path) {
+                    // The lowest rung may take it yet, where it is not too large for that one.
+                    if look.weight > limits::INLINE_SUBTREE {
+                        return Err(unsendable(value, path, refusals));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Down the forms above the lowest until one takes the leaf.
+    fn lower(
+        &mut self,
+        value: &Value,
+        leaf: Leaf<'_>,
+        path: &Path<'_>,
+    ) -> Result<(), Vec<(RungId, Refusal)>> {
+        let started = Instant::now();
+        let mut declined = Vec::new();
+        for (rung, form) in self.sessions.all() {
+            if *rung == RungId::INLINE {
+                let refusal = match leaf {
+                    Leaf::Plain(_) => Reason::TooLarge,
+                    _ => Reason::OtherKind,
+                };
+                declined.push((rung.clone(), refusal.into()));
+                continue;
+            }
+            match form.and_then(|form| form.lower(leaf)) {
+                Ok(lowered) => {
+                    for view in &lowered.views {
+                        self.memory(view, || Named::of(value, path));
+                    }
+                    let form = rung.clone();
+                    let time = started.elapsed();
+                    self.taken.insert(address(value), Taken { form, lowered, declined, time });
+                    return Ok(());
+                }
+                Err(refusal) => declined.push((rung.clone(), refusal)),
+            }
+        }
+        Err(declined)
+    }
+
+    fn memory(&mut self, tensor: &Tensor, first: impl FnOnce() -> Named) {
         if tensor.count() == 0 {
             return;
         }
@@ -135,20 +339,42 @@ impl Survey {
                     span,
                     views: 1,
                     view: Some(tensor.clone()),
-                    first: Named {
-                        path: path.to_string(),
-                        kind: format!("{} tensor", tensor.dtype()),
-                    },
+                    first: first(),
                 });
             }
         }
     }
 
-    fn blob(&mut self, value: &Value, storage: Arc<Storage>, path: &Path<'_>) {
+    fn blob(&mut self, value: &Value, path: &Path<'_>) {
+        let storage = match value {
+            // The text is borrowed for the call alone and a storage owns its memory; the copy is the
+            // price of a String, and shows in the route.
+            Value::Str(text) => Storage::from_bytes(text.clone().into_bytes()),
+            Value::Bytes(bytes) => Storage::from_bytes(bytes.clone()),
+            _ => return,
+        };
         self.by_blob.insert(address(value), self.seen.len());
-        let first = Named { path: path.to_string(), kind: value.kind().to_owned() };
         let span = 0..storage.len();
-        self.seen.push(Seen { storage, span, views: 1, view: None, first });
+        let first = Named::of(value, path);
+        self.seen.push(Seen { storage: Arc::new(storage), span, views: 1, view: None, first });
+    }
+}
+
+fn unsendable(value: &Value, path: &Path<'_>, refusals: Vec<(RungId, Refusal)>) -> Unsendable {
+    let Named { path, kind } = Named::of(value, path);
+    Unsendable { path, kind, refusals }
+}
+
+/// Adds what a part is to what its container is.
+fn add<'v>(all: &mut Look, plain: &mut Plain<'v>, (part, index, look): (&'v Value, usize, Look)) {
+    all.rides |= look.rides;
+    all.weight += look.weight + 2;
+    all.nodes += look.nodes;
+    if look.rides {
+        // Counted where it was found.
+        all.nodes -= look.nodes;
+    } else if look.weight > limits::INLINE_LEAF {
+        plain.push((part, index, look));
     }
 }
 
@@ -185,7 +411,7 @@ const BUNDLE_BYTES: usize = 16 << 20;
 pub(crate) type Table = Vec<(Arc<Storage>, Named)>;
 
 /// The second pass: what goes on which entry of the table.
-pub(crate) fn place(survey: Survey, blocks: Blocks) -> (Places, Table) {
+pub(crate) fn place(survey: Survey<'_>, blocks: Blocks) -> (Places, Table) {
     let Survey { seen, by_storage, by_blob, .. } = survey;
     let mut table: Table = Vec::new();
     let mut places: Vec<Option<Place>> = vec![None; seen.len()];

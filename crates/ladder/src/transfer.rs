@@ -1,6 +1,7 @@
 //! What calls and answers share: taking what came, and what to try after a refusal.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rung::{Fault, Handle, ParcelWire, Reason, RungId};
@@ -9,6 +10,7 @@ use crate::core::{Core, NotSent};
 use crate::error::Ended;
 use crate::fail::reached;
 use crate::pack::{Blocks, Packing};
+use crate::route::{Leg, Route, What};
 use crate::unpack::{self, Entry, NotTaken};
 use crate::wire::{Accepted, Message, Of};
 
@@ -49,6 +51,7 @@ impl Core {
                 Ok(table)
             }
             Err(NotTaken::Storage(storage, fault)) => {
+                self.counters.refused();
                 let message = Message::Refuse {
                     of,
                     id,
@@ -68,6 +71,21 @@ impl Core {
                 self.link.close();
                 Err(TakeError::Ended(Ended::Broken(fault)))
             }
+        }
+    }
+}
+
+impl Core {
+    /// Counts what was sent, and says so where a large leaf rode a low rung.
+    pub(crate) fn count_sent(&self, route: &Route) {
+        self.counters.sent(route);
+        let large = self.warn_over.load(Ordering::Relaxed);
+        // What lies in host memory can all ride the rung that moves host memory, but for what has no memory
+        // of its own and had to be written first.
+        let low = |leg: &&Leg| leg.bytes >= large && matches!(leg.what, What::Plain(_));
+        for leg in route.legs.iter().filter(low) {
+            let Leg { path, bytes, rung, .. } = leg;
+            tracing::warn!(path, bytes, %rung, "a large {} rode a low rung: send it as a tensor", leg.what);
         }
     }
 }

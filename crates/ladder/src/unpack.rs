@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rung::{
-    Fault, Flags, Handle, Layout, Lendable, Parcel, ParcelWire, Path, Reason, RungId, Step,
+    Fault, Flags, Handle, Layout, Lendable, Lowered, Parcel, ParcelWire, Path, Reason, RungId, Step,
     Storage, Tensor, Value,
 };
 use serde_json::value::RawValue;
@@ -14,7 +14,7 @@ use tier_inline::codec::{self, Node, Unsplice};
 
 use crate::keeper::{LeaseGuard, Returns};
 use crate::ladder::Sessions;
-use crate::pack::{BlobTag, READ_ONLY, REQUIRES_GRAD, TensorTag};
+use crate::pack::{BlobTag, LoweredTag, READ_ONLY, REQUIRES_GRAD, TensorTag};
 use crate::route::{Leg, Route, What};
 
 /// An imported storage and how it came.
@@ -102,14 +102,19 @@ pub(crate) struct Read {
 /// # Errors
 ///
 /// Whatever in it is not what the wire says.
-pub(crate) fn read(json: &str, table: &[Entry]) -> Result<Read, Fault> {
+pub(crate) fn read(json: &str, table: &[Entry], sessions: &Sessions) -> Result<Read, Fault> {
     let room = table.iter().map(|entry| entry.storage.len()).sum();
-    let mut reader = Reader { table, arrivals: Vec::new(), room };
+    let mut reader = Reader { sessions, table, arrivals: Vec::new(), room };
     let value = codec::decode(json, &mut reader)?;
     Ok(Read { value, arrivals: reader.arrivals })
 }
 
 impl Read {
+    /// The leaves that did not stay in the JSON, without their paths.
+    pub(crate) fn legs(&self) -> impl Iterator<Item = &Leg> {
+        self.arrivals.iter().map(|(_, leg)| leg)
+    }
+
     /// The route: worked out when somebody asks, since it takes another look at the whole value.
     pub(crate) fn route(&self) -> Route {
         let mut namer = Namer { arrivals: &self.arrivals, node: 0, route: Route::default() };
@@ -167,6 +172,12 @@ impl Namer<'_> {
                     self.look(item, &entry);
                 }
             }
+            Value::Object(object) => {
+                self.look(object.schema(), &path.then(Step::Key("schema")));
+                for (index, part) in object.parts().iter().enumerate() {
+                    self.look(part, &path.then(Step::Index(index)));
+                }
+            }
             _ => {}
         }
     }
@@ -178,13 +189,15 @@ fn inline(what: What, bytes: usize) -> Leg {
         what,
         bytes: bytes as u64,
         rung: RungId::INLINE,
+        over: None,
         copies: 0,
-        declined: Vec::new(),
+        declined: Arc::default(),
         time: Duration::ZERO,
     }
 }
 
 struct Reader<'a> {
+    sessions: &'a Sessions,
     table: &'a [Entry],
     arrivals: Vec<(usize, Leg)>,
     /// How many bytes may still be copied out: many tags over one block are no reason to copy it many
@@ -221,14 +234,13 @@ impl Reader<'_> {
         self.arrivals.push((node.number, leg));
     }
 
-    fn tensor(&mut self, tag: TensorTag, node: Node) -> Result<Tensor, Fault> {
+    fn tensor(&self, tag: TensorTag) -> Result<Tensor, Fault> {
         let TensorTag { d, h, t, o, s, f } = tag;
         if f & !(READ_ONLY | REQUIRES_GRAD) != 0 {
             return Err(Fault::new(Reason::BadMetadata, format!("tensor flags {f}")));
         }
         let flags = Flags { read_only: f & READ_ONLY != 0, requires_grad: f & REQUIRES_GRAD != 0 };
         let whole = Layout::contiguous(d, &h)?;
-        let what = What::Tensor(d, h);
         let tensor = match s {
             None if whole.count() == 0 => {
                 let empty = Arc::new(Storage::from_bytes(Vec::new()));
@@ -241,8 +253,37 @@ impl Reader<'_> {
                 Tensor::new(storage, d, whole.shape(), strides, o)?
             }
         };
-        self.arrived(node, what, tensor.byte_count(), s, 0);
         Ok(tensor.with_flags(flags))
+    }
+
+    /// A leaf that a form took.
+    fn raise(&mut self, tag: LoweredTag, node: Node) -> Result<Value, Fault> {
+        let LoweredTag { r, m, p } = tag;
+        let entry = p.iter().find_map(|tag| tag.s);
+        let as_tensor = m.as_json() == "null" && p.len() == 1;
+        let views = p.into_iter().map(|tag| self.tensor(tag)).collect::<Result<Vec<_>, _>>()?;
+        let bytes: usize = views.iter().map(Tensor::byte_count).fold(0, usize::saturating_add);
+        let form = self.sessions.form(&r).ok_or_else(|| Fault::new(Reason::UnknownRung, r.as_str()))?;
+        let value = form.raise(Lowered { meta: m, views })?;
+        let what = What::of(&value);
+        let copied = matches!(what, What::Plain(_));
+        if copied {
+            self.charge(bytes)?;
+        }
+        self.arrived(node, what, bytes, entry, u8::from(copied));
+        if let Some((_, leg)) = self.arrivals.last_mut().filter(|_| !as_tensor) {
+            leg.over = entry.is_some().then(|| leg.rung.clone());
+            leg.rung = r;
+        }
+        Ok(value)
+    }
+
+    /// Takes from the bytes that may still be copied.
+    fn charge(&mut self, bytes: usize) -> Result<(), Fault> {
+        self.room = self.room.checked_sub(bytes).ok_or_else(|| {
+            Fault::new(Reason::OverCap, "more bytes to copy than the message has")
+        })?;
+        Ok(())
     }
 
     /// The bytes of a blob: lent where they may be, else copied out.
@@ -256,9 +297,7 @@ impl Reader<'_> {
         let storage = Arc::clone(&entry.storage);
         let lent = Lendable::new(Arc::clone(&storage));
         if owned || lent.is_err() {
-            self.room = self.room.checked_sub(tag.n).ok_or_else(|| {
-                Fault::new(Reason::OverCap, "more bytes to copy than the message has")
-            })?;
+            self.charge(tag.n)?;
         }
         match lent {
             Ok(lent) => Ok((Bytes::from_owner(lent).slice(tag.o..end), 0)),
@@ -270,7 +309,15 @@ impl Reader<'_> {
 impl Unsplice for Reader<'_> {
     fn unsplice(&mut self, tag: &str, raw: &RawValue, node: Node) -> Result<Value, Fault> {
         match tag {
-            "T" => Ok(Value::Tensor(self.tensor(content(raw)?, node)?)),
+            "T" => {
+                let tag: TensorTag = content(raw)?;
+                let entry = tag.s;
+                let tensor = self.tensor(tag)?;
+                let what = What::Tensor(tensor.dtype(), tensor.shape().to_vec());
+                self.arrived(node, what, tensor.byte_count(), entry, 0);
+                Ok(Value::Tensor(tensor))
+            }
+            "L" => self.raise(content(raw)?, node),
             "B" => {
                 let tag: BlobTag = content(raw)?;
                 let (bytes, copies) = self.blob(&tag, false)?;

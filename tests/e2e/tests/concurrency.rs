@@ -218,7 +218,7 @@ fn nesting_without_end_is_refused() -> Outcome {
 /// A worker that is writing an answer nobody wants, larger than the socket holds, ends by itself.
 fn a_goodbye_waits_for_what_is_being_said() -> Outcome {
     let worker = worker()?;
-    let options = ladder::CallOptions { limit: Some(Duration::from_millis(20)) };
+    let options = ladder::CallOptions::new().limit(Duration::from_millis(20));
     let error = worker.call_with("megabyte", Value::Null, options).unwrap_err();
     check(error.is_deadline(), text(error))?;
     std::thread::sleep(Duration::from_millis(50));
@@ -405,7 +405,7 @@ fn a_drip_of_receipts_puts_no_deadline_off() -> Outcome {
             Ok(())
         });
         let started = Instant::now();
-        let options = ladder::CallOptions { limit: Some(Duration::from_millis(100)) };
+        let options = ladder::CallOptions::new().limit(Duration::from_millis(100));
         let error = worker.call_with("sleep", 3000, options).unwrap_err();
         let took = started.elapsed();
         stop.store(true, Ordering::Relaxed);

@@ -35,7 +35,7 @@ fn text(error: impl std::fmt::Display) -> String {
 
 fn methods() -> Methods {
     Methods::new().on("echo", Ok).on_with("back", |value: Value, peer: &Peer| {
-        let options = CallOptions { limit: Some(LIMIT) };
+        let options = CallOptions::new().limit(LIMIT);
         Ok::<_, Failure>(peer.call_with("echo", value, options)?.into_value())
     })
 }
@@ -66,7 +66,7 @@ fn host() -> Outcome<String> {
     for method in ["echo", "back", "echo"] {
         let value = Value::list([private.clone(), shared.clone()]);
         let started = Instant::now();
-        let options = CallOptions { limit: Some(LIMIT) };
+        let options = CallOptions::new().limit(LIMIT);
         match worker.call_with(method, value.clone(), options) {
             Ok(reply) if *reply.value() == value => drop(reply),
             Ok(_) => return Err("another value came back".into()),

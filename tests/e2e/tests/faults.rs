@@ -149,7 +149,7 @@ fn is_silent(kind: &str) -> Outcome {
         Err(error) => return Err(error.to_string()),
         Ok(worker) => {
             let value = Value::from(tensor());
-            let options = CallOptions { limit: Some(short) };
+            let options = CallOptions::new().limit(short);
             let error = worker.call_with("echo", value.clone(), options).unwrap_err();
             check(error.is_deadline(), text(&error))?;
         }

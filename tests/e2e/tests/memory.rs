@@ -323,7 +323,7 @@ fn what_went_back_unopened_arrives_the_next_time() -> Outcome {
     let (worker, other) = (worker()?, worker()?);
     let tensors: Vec<Tensor> = (0..40).map(|fill| born(100, fill)).collect::<Outcome<_>>()?;
     let all = || Value::list(tensors.iter().cloned().map(Value::from));
-    let options = CallOptions { limit: Some(Duration::from_millis(50)) };
+    let options = CallOptions::new().limit(Duration::from_millis(50));
     let error = worker.call_with("slow echo", all(), options).unwrap_err();
     check(error.is_deadline(), text(&error))?;
     std::thread::sleep(Duration::from_millis(300));
@@ -366,7 +366,7 @@ fn at_its_bound_a_call_waits_if_it_may() -> Outcome {
     }
     // No room in time: the value comes back.
     let third = Value::from(private(1000, 3)?);
-    let options = CallOptions { limit: Some(Duration::from_millis(50)) };
+    let options = CallOptions::new().limit(Duration::from_millis(50));
     let error = worker.call_with("hold", third.clone(), options).unwrap_err();
     check(error.is_deadline(), text(&error))?;
     check(error.into_value() == Some(third.clone()), "the value is lost")?;
@@ -406,7 +406,7 @@ fn a_peer_that_spins_answers_as_one_that_sleeps() -> Outcome {
     }
     // A deadline holds also while it looks.
     worker.spin_for(Duration::from_secs(60));
-    let options = CallOptions { limit: Some(Duration::from_millis(50)) };
+    let options = CallOptions::new().limit(Duration::from_millis(50));
     let error = worker.call_with("sleep", 500, options).unwrap_err();
     check(error.is_deadline(), text(&error))?;
     // And so does the end of the worker.
