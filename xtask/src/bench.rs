@@ -12,6 +12,8 @@ use crate::Error;
 pub(crate) enum What {
     /// Host memory.
     Host,
+    /// Small values of many parts.
+    Values,
 }
 
 #[derive(Debug)]
@@ -27,8 +29,8 @@ fn built(command: &mut Command) -> Result<(), Error> {
     if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
 }
 
-/// Host memory, against memcpy, sockets, iceoryx2, ipc-channel and, given a Python, torch.
-pub(crate) fn host(root: &Path, options: &Options) -> Result<(), Error> {
+/// Host memory against memcpy, sockets, iceoryx2, ipc-channel and, given a Python, torch; values against ipc-channel.
+pub(crate) fn run(root: &Path, what: What, options: &Options) -> Result<(), Error> {
     let target = root.join("target");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root).args(["build", "--release", "--package", "bench", "--locked"]);
@@ -47,6 +49,9 @@ pub(crate) fn host(root: &Path, options: &Options) -> Result<(), Error> {
         if given {
             bench.arg(flag);
         }
+    }
+    if matches!(what, What::Values) {
+        bench.arg("--values");
     }
     if let Some(python) = &options.python {
         let script = root.join("tests/bench/peers/peers.py");

@@ -56,8 +56,8 @@ fn root() -> PathBuf {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Layers => layers::check(&root()),
-        Command::Bench { what: bench::What::Host, json, quick, python, alone } => {
-            bench::host(&root(), &bench::Options { json, quick, python, alone })
+        Command::Bench { what, json, quick, python, alone } => {
+            bench::run(&root(), what, &bench::Options { json, quick, python, alone })
         }
         Command::Sabotage { only } => sabotage::run(&root(), only.as_deref()),
     };

@@ -77,8 +77,11 @@ pub(crate) fn table(crossings: &[Crossing], ok: bool, calls: u64, pid: u32) -> i
                 let extents: Vec<String> = shape.iter().map(ToString::to_string).collect();
                 extents.join("×")
             });
-            let why: Vec<String> =
-                leg.declined.iter().map(|(rung, why)| format!("{rung}: {}", why.reason())).collect();
+            let why: Vec<String> = leg
+                .declined
+                .iter()
+                .map(|(rung, why)| format!("{rung}: {}", why.reason()))
+                .collect();
             table.add_row([
                 format!("{} {}", crossing.file, leg.path),
                 short(dtype(&leg.what)),

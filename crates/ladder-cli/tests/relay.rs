@@ -194,7 +194,10 @@ fn bad_files_are_one_clear_line() -> Outcome {
         (folder.path().join("missing.png").to_str().unwrap().to_owned(), "No such file"),
         (file("half.png", &half("astronaut.png")), "half.png"),
         (file("half.jpg", &half("rocket.jpg")[..200]), "half.jpg"),
-        (file("half.npy", &half("image_f32.npy")), "98240 bytes of data, which is not shape [128, 128, 3]"),
+        (
+            file("half.npy", &half("image_f32.npy")),
+            "98240 bytes of data, which is not shape [128, 128, 3]",
+        ),
         (file("half.safetensors", &half("mixed.safetensors")), "half.safetensors"),
         (file("noise.png", &[7; 5000]), "noise.png"),
         (file("noise.npy", &[7; 5000]), "noise.npy"),

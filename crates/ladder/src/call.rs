@@ -91,8 +91,8 @@ impl Peer {
                     match core.take(Of::Return, id, attempt, parcels, &mut handles, deadline) {
                         Ok(table) => {
                             reached("answer-imported");
-                            let read =
-                                unpack::read(&json, &table, &core.sessions).map_err(CallErrorKind::Malformed)?;
+                            let read = unpack::read(&json, &table, &core.sessions)
+                                .map_err(CallErrorKind::Malformed)?;
                             core.counters.received(read.legs());
                             return Ok(Reply { read, sent });
                         }

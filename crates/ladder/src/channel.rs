@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use link::{Link, Traffic};
 use rung::{BridgeError, Refusal, RungId, Trust, Value, limits};
-use serde::de::DeserializeOwned;
 use segment::PeerTrust;
+use serde::de::DeserializeOwned;
 
 use crate::core::Core;
 use crate::error::{CallError, CallErrorKind, ConnectError};

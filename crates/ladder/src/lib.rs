@@ -86,8 +86,8 @@ pub use worker::{Worker, WorkerBuilder};
 pub use ::worker::{Command, Exit, Output, SpawnError};
 pub use link::Traffic;
 pub use rung::{
-    self, Array, BigInt, BridgeError, DType, Descr, Device, Fault, Map, Object, OpaquePickle, Reason, Refusal,
-    RungId, Tensor, Unsendable, Value, from_value, to_value,
+    self, Array, BigInt, BridgeError, DType, Descr, Device, Fault, Map, Object, OpaquePickle,
+    Reason, Refusal, RungId, Tensor, Unsendable, Value, from_value, to_value,
 };
 pub use segment::PeerTrust;
 #[cfg(feature = "numpy")]

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rung::{
-    Fault, Handle, Layout, Leaf, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason, Refusal,
-    RungId, Storage, Tensor, Unsendable, Value,
+    Fault, Handle, Layout, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason, Refusal,
+    RungId, Storage, Tensor, Unsendable, Value, limits,
 };
 use serde::{Deserialize, Serialize};
 use tier_inline::codec::{self, Splice};
@@ -97,6 +97,8 @@ pub(crate) fn pack(
     survey.look_at(value)?;
     let mixed = std::mem::take(&mut survey.mixed);
     let taken = std::mem::take(&mut survey.taken);
+    // About as many as there are leaves.
+    let legs = Vec::with_capacity(survey.nodes().min(1024));
     let (places, table) = place(survey, blocks);
     let mut packer = Packer {
         sessions,
@@ -104,7 +106,7 @@ pub(crate) fn pack(
         taken,
         places,
         table: Vec::with_capacity(table.len()),
-        route: Route::default(),
+        route: Route { legs },
     };
     let mut packing = Packing::default();
     let packed = pack_into(&mut packing, value, table, &mut packer);
@@ -303,7 +305,7 @@ impl Packer<'_> {
             _ => declined.into(),
         };
         let share = carried.map_or(Duration::ZERO, |carried| carried.share(bytes));
-        let (path, bytes, time) = (path.to_string(), bytes as u64, time + share);
+        let (path, bytes, time) = (path.text(), bytes as u64, time + share);
         self.route.legs.push(Leg { path, what, bytes, rung, over, copies, declined, time });
         let tag = LoweredTag { r: form, m: meta, p };
         write_tag(out, "L", &tag).map_err(Refusal::from)
@@ -328,7 +330,7 @@ impl Packer<'_> {
             return;
         };
         self.route.legs.push(Leg {
-            path: path.to_string(),
+            path: path.text(),
             what,
             bytes: bytes as u64,
             rung: carried.rung.clone(),
@@ -341,7 +343,7 @@ impl Packer<'_> {
 
     fn leg(&mut self, path: &Path<'_>, what: What, bytes: usize, rung: RungId, time: Duration) {
         self.route.legs.push(Leg {
-            path: path.to_string(),
+            path: path.text(),
             what,
             bytes: bytes as u64,
             rung,
@@ -359,20 +361,34 @@ impl Packer<'_> {
         path: &Path<'_>,
         out: &mut String,
     ) -> Result<(), Unsendable> {
-        let started = Instant::now();
-        let inline = self.sessions.form(&RungId::INLINE).ok_or(Reason::NotOffered.into());
-        match inline.and_then(|form| form.lower(Leaf::Plain(value))) {
-            Ok(lowered) => {
-                let json = lowered.meta.as_json();
-                out.push_str(json);
+        let before = out.len();
+        let encoded = codec::encode(value, out, &mut codec::Plain);
+        let len = out.len() - before;
+        let refused = match encoded {
+            Ok(()) if len <= limits::INLINE_SUBTREE => None,
+            Ok(()) => {
+                let detail = format!("{len} bytes of JSON, at most {}", limits::INLINE_SUBTREE);
+                let refusal = Refusal::new(Reason::TooLarge, detail);
+                Some((path.text(), value.kind().to_owned(), refusal))
+            }
+            // The path is from here.
+            Err(Unsendable { path: rest, kind, refusals }) => {
+                let whole = path.text() + rest.strip_prefix('$').unwrap_or(&rest);
+                let refusal = refusals.into_iter().next();
+                let refusal = refusal.map_or(Reason::OtherKind.into(), |(_, refusal)| refusal);
+                Some((whole, kind, refusal))
+            }
+        };
+        match refused {
+            None => {
                 let what = What::Plain(value.kind());
-                self.leg(path, what, json.len(), RungId::INLINE, started.elapsed());
+                self.leg(path, what, len, RungId::INLINE, Duration::ZERO);
                 Ok(())
             }
-            Err(refusal) => {
+            Some((path, kind, refusal)) => {
                 let mut refusals = self.sessions.above_inline().to_vec();
                 refusals.push((RungId::INLINE, refusal));
-                Err(Unsendable { path: path.to_string(), kind: value.kind().to_owned(), refusals })
+                Err(Unsendable { path, kind, refusals })
             }
         }
     }
@@ -397,7 +413,7 @@ impl Splice for Packer<'_> {
         out: &mut String,
     ) -> Result<bool, Unsendable> {
         let refused = |refusal: Refusal| Unsendable {
-            path: path.to_string(),
+            path: path.text(),
             kind: value.kind().to_owned(),
             refusals: vec![(RungId::INLINE, refusal)],
         };

@@ -213,7 +213,8 @@ impl Registry {
             Refusal::new(Reason::UnknownTag, format!("{:?} is not registered here", object.tag()))
         })?;
         if entry.type_id != TypeId::of::<T>() {
-            let detail = format!("{:?} is {}, not {}", entry.tag, entry.type_name, type_name::<T>());
+            let detail =
+                format!("{:?} is {}, not {}", entry.tag, entry.type_name, type_name::<T>());
             return Err(Refusal::new(Reason::UnknownType, detail));
         }
         let version = object.version();
@@ -429,10 +430,12 @@ mod tests {
         assert_eq!(error.reason(), Reason::TooDeep);
         let deeper = registry.decompose(&material(most)).unwrap();
         let schema = deeper.schema().clone();
-        let around = Object::new("tests/material", 3, schema, vec![
-            Tensor::from_vec(vec![1u8], &[1]).unwrap().into(),
-            deeper.into(),
-        ]);
+        let around = Object::new(
+            "tests/material",
+            3,
+            schema,
+            vec![Tensor::from_vec(vec![1u8], &[1]).unwrap().into(), deeper.into()],
+        );
         let error = registry.compose::<Material>(around.unwrap()).unwrap_err();
         assert_eq!(error.reason(), Reason::TooDeep);
     }
@@ -440,7 +443,8 @@ mod tests {
     #[test]
     fn nothing_is_registered_twice() {
         let twice = || |_: &u8, _: &Decomposer<'_>| Ok((Value::Null, vec![]));
-        let error = materials().register::<u8>("tests/material", 1, twice(), |_| Ok(0)).unwrap_err();
+        let error =
+            materials().register::<u8>("tests/material", 1, twice(), |_| Ok(0)).unwrap_err();
         assert!(matches!(error, RegisterError::Tag { .. }), "{error}");
         let once = materials().register::<u8>("a", 1, twice(), |_| Ok(0)).unwrap();
         let error = once.register::<u8>("b", 1, twice(), |_| Ok(0)).unwrap_err();

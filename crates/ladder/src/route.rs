@@ -68,7 +68,8 @@ pub struct Leg {
     ///
     /// Known to the sender alone.
     pub declined: Arc<[(RungId, Refusal)]>,
-    /// What packing or unpacking it took here; a block's time is shared among its leaves by size.
+    /// What packing or unpacking it took here; a block's time is shared among its leaves by size. What
+    /// stays in the JSON takes too little to be measured.
     pub time: Duration,
 }
 

@@ -130,6 +130,11 @@ impl<'s> Survey<'s> {
         }
     }
 
+    /// Values that the JSON has.
+    pub(crate) fn nodes(&self) -> usize {
+        self.nodes
+    }
+
     /// Looks at a whole value.
     ///
     /// # Errors

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rung::{
-    Fault, Flags, Handle, Layout, Lendable, Lowered, Parcel, ParcelWire, Path, Reason, RungId, Step,
-    Storage, Tensor, Value,
+    Fault, Flags, Handle, Layout, Lendable, Lowered, Parcel, ParcelWire, Path, Reason, RungId,
+    Step, Storage, Tensor, Value,
 };
 use serde_json::value::RawValue;
 use tier_inline::codec::{self, Node, Unsplice};
@@ -263,7 +263,8 @@ impl Reader<'_> {
         let as_tensor = m.as_json() == "null" && p.len() == 1;
         let views = p.into_iter().map(|tag| self.tensor(tag)).collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = views.iter().map(Tensor::byte_count).fold(0, usize::saturating_add);
-        let form = self.sessions.form(&r).ok_or_else(|| Fault::new(Reason::UnknownRung, r.as_str()))?;
+        let form =
+            self.sessions.form(&r).ok_or_else(|| Fault::new(Reason::UnknownRung, r.as_str()))?;
         let value = form.raise(Lowered { meta: m, views })?;
         let what = What::of(&value);
         let copied = matches!(what, What::Plain(_));

@@ -141,10 +141,9 @@ impl Array {
     /// [`Reason::WrongDType`] for types that no tensor has (records, times, strings, other byte
     /// orders); [`Reason::Misaligned`] where the elements lie no whole number of themselves apart.
     pub fn to_tensor(&self) -> Result<Tensor, Refusal> {
-        let dtype = self
-            .descr
-            .dtype()
-            .ok_or_else(|| Refusal::new(Reason::WrongDType, format!("no tensor of {}", self.descr)))?;
+        let dtype = self.descr.dtype().ok_or_else(|| {
+            Refusal::new(Reason::WrongDType, format!("no tensor of {}", self.descr))
+        })?;
         let size = dtype.size() as isize;
         let extents = self.shape();
         let mut strides = self.strides().to_vec();

@@ -62,8 +62,7 @@ const KINDS: [(char, Kind); 10] = [
 ];
 
 /// The units of time that NumPy has.
-const UNITS: [&str; 13] =
-    ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"];
+const UNITS: [&str; 13] = ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"];
 
 /// A unit of time: so many of what it is named for, as in `[25s]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -324,8 +323,8 @@ impl Descr {
             Node::Scalar(_) => (0, 0),
             Node::Record(fields) => {
                 let nested = fields.iter().map(|field| field.descr.extent());
-                let (depth, count) =
-                    nested.fold((0, fields.len()), |(d, c), (depth, count)| (d.max(depth), c + count));
+                let (depth, count) = nested
+                    .fold((0, fields.len()), |(d, c), (depth, count)| (d.max(depth), c + count));
                 (depth + 1, count)
             }
         }
@@ -577,7 +576,9 @@ impl<'de> Deserialize<'de> for Field {
                 let descr = seq.next_element()?.ok_or_else(|| short(1))?;
                 let shape = seq.next_element::<Vec<usize>>()?;
                 if seq.next_element::<de::IgnoredAny>()?.is_some() || shape == Some(Vec::new()) {
-                    return Err(de::Error::custom("a field is [name, type] or [name, type, extents]"));
+                    return Err(de::Error::custom(
+                        "a field is [name, type] or [name, type, extents]",
+                    ));
                 }
                 let (title, name) = match name {
                     Name::One(name) => (None, name),
@@ -623,7 +624,9 @@ mod tests {
         for (name, one) in [("=f4", "<f4"), ("<i1", "|i1"), (">S3", "|S3"), ("<M8[1D]", "<M8[D]")] {
             assert_eq!(name.parse::<Descr>().unwrap().to_string(), one);
         }
-        for bad in ["", "f4", "<", "<f", "<f3", "|f4", "<f04", "<q8", "<f4[ns]", "<M8[0s]", "<M8[x]"] {
+        for bad in
+            ["", "f4", "<", "<f", "<f3", "|f4", "<f04", "<q8", "<f4[ns]", "<M8[0s]", "<M8[x]"]
+        {
             assert_eq!(bad.parse::<Descr>().unwrap_err().reason(), Reason::UnknownDType, "{bad}");
         }
         assert_eq!("|O".parse::<Descr>().unwrap_err().reason(), Reason::ObjectDType);

@@ -42,7 +42,13 @@ impl Layout {
     /// All bytes of a storage in a row.
     pub(crate) fn bytes(storage_len: usize) -> Self {
         // No allocation is longer than isize::MAX (Y1).
-        Self { dtype: DType::U8, shape: vec![storage_len], strides: vec![1], offset: 0, count: storage_len }
+        Self {
+            dtype: DType::U8,
+            shape: vec![storage_len],
+            strides: vec![1],
+            offset: 0,
+            count: storage_len,
+        }
     }
 
     /// Elements anywhere inside a storage of `storage_len` bytes.

@@ -1,6 +1,6 @@
 //! Places in a value.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use crate::value::Value;
 
@@ -38,24 +38,53 @@ impl<'a> Path<'a> {
     }
 }
 
-impl fmt::Display for Path<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Path<'_> {
+    /// Appends the path as it is printed: a message of many leaves names them all.
+    fn push_to(&self, out: &mut String) {
         let Some((parent, step)) = self.parent else {
-            return f.write_str("$");
+            return out.push('$');
         };
-        write!(f, "{parent}")?;
+        parent.push_to(out);
         match step {
-            Step::Index(index) => write!(f, "[{index}]"),
+            Step::Index(index) => {
+                // Writing to a String does not fail.
+                let _ = write!(out, "[{index}]");
+            }
+            Step::Key(key) if is_plain(key) => {
+                out.push('.');
+                out.push_str(key);
+            }
             Step::Key(key) => {
-                let plain = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
-                if !key.is_empty() && key.chars().count() <= 64 && key.chars().all(plain) {
-                    write!(f, ".{key}")
-                } else {
-                    let shown: String = key.chars().take(64).collect();
-                    write!(f, "[{shown:?}]")
-                }
+                let shown: String = key.chars().take(64).collect();
+                let _ = write!(out, "[{shown:?}]");
             }
         }
+    }
+
+    /// The path as it is printed.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::with_capacity(24);
+        self.push_to(&mut text);
+        text
+    }
+}
+
+fn is_plain(key: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    if key.is_empty() {
+        return false;
+    }
+    if key.len() <= 64 && key.bytes().all(plain) {
+        return true;
+    }
+    let plain = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    key.chars().count() <= 64 && key.chars().all(plain)
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text())
     }
 }
 

@@ -81,9 +81,8 @@ impl OpaquePickle {
 }
 
 fn bytes_in_a_row(tensor: &Tensor) -> Result<(), Refusal> {
-    let plain = tensor.dtype() == DType::U8
-        && tensor.shape().len() == 1
-        && tensor.layout().is_contiguous();
+    let plain =
+        tensor.dtype() == DType::U8 && tensor.shape().len() == 1 && tensor.layout().is_contiguous();
     if plain {
         return Ok(());
     }

@@ -34,8 +34,8 @@ pub mod npy;
 pub mod views;
 
 use rung::{
-    Array, Fault, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Rung, RungId, Session,
-    Trust, Value,
+    Array, Fault, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Rung, RungId, Session, Trust,
+    Value,
 };
 
 pub use views::{copy_ndarray, from_ndarray, to_ndarray, view};

@@ -204,10 +204,7 @@ mod tests {
                         text("<f4"),
                         Literal::Tuple(vec![Literal::Number(3)]),
                     ]),
-                    Literal::Tuple(vec![
-                        Literal::Tuple(vec![text("t"), text("n'é")]),
-                        text("|S1"),
-                    ]),
+                    Literal::Tuple(vec![Literal::Tuple(vec![text("t"), text("n'é")]), text("|S1")]),
                 ]),
             ),
             (text("fortran_order"), Literal::Truth(false)),
@@ -221,8 +218,24 @@ mod tests {
     #[test]
     fn anything_else_is_an_error() {
         for bad in [
-            "", "[", "[1", "[1 2]", "{1}", "{1:2 3:4}", "'", "'a\n'", "'\\q'", "'\\x1'", "'\\xé'",
-            "'\\ud800'", "None", "-1", "1.5", "1 2", "[,]", "99999999999999999999",
+            "",
+            "[",
+            "[1",
+            "[1 2]",
+            "{1}",
+            "{1:2 3:4}",
+            "'",
+            "'a\n'",
+            "'\\q'",
+            "'\\x1'",
+            "'\\xé'",
+            "'\\ud800'",
+            "None",
+            "-1",
+            "1.5",
+            "1 2",
+            "[,]",
+            "99999999999999999999",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -247,12 +247,13 @@ pub fn write(array: &Array, mut file: impl Write) -> Result<(), NpyError> {
     let header = Header { descr: array.descr().clone(), fortran_order, shape };
     file.write_all(&header.print()?)?;
     let mut outcome = Ok(());
-    let written = (if fortran_order { &turned } else { array }).cells().for_each_piece(&mut |piece| {
-        file.write_all(piece).map_err(|error| {
-            outcome = Err(error);
-            Reason::System.into()
-        })
-    });
+    let written =
+        (if fortran_order { &turned } else { array }).cells().for_each_piece(&mut |piece| {
+            file.write_all(piece).map_err(|error| {
+                outcome = Err(error);
+                Reason::System.into()
+            })
+        });
     outcome?;
     written?;
     Ok(file.flush()?)
@@ -366,7 +367,10 @@ mod tests {
             (file("{'descr': [('a',)]}", &[]), "type"),
             (file("{'descr': '|b1', 'fortran_order': False, 'shape': (1,)}", &[2]), "no value"),
             (
-                file("{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999,9999999999)}", &[]),
+                file(
+                    "{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999,9999999999)}",
+                    &[],
+                ),
                 "reaches outside",
             ),
         ] {

@@ -47,7 +47,8 @@ pub fn view<T: Element, D: Dimension>(tensor: &Tensor) -> Result<ArrayView<'_, T
 }
 
 fn dynamic<T: Element>(tensor: &Tensor) -> Result<ArrayViewD<'_, T>, Refusal> {
-    let mismatch = |error: ndarray::ShapeError| Refusal::new(Reason::ShapeMismatch, error.to_string());
+    let mismatch =
+        |error: ndarray::ShapeError| Refusal::new(Reason::ShapeMismatch, error.to_string());
     let elements = tensor.span_as_slice::<T>()?;
     let shape = IxDyn(tensor.shape());
     if tensor.count() == 0 {
@@ -73,7 +74,8 @@ fn dynamic<T: Element>(tensor: &Tensor) -> Result<ArrayViewD<'_, T>, Refusal> {
 pub fn to_ndarray<T: Element, D: Dimension>(
     tensor: &Tensor,
 ) -> Result<ndarray::Array<T, D>, Refusal> {
-    let mismatch = |error: ndarray::ShapeError| Refusal::new(Reason::ShapeMismatch, error.to_string());
+    let mismatch =
+        |error: ndarray::ShapeError| Refusal::new(Reason::ShapeMismatch, error.to_string());
     let elements = tensor.to_vec::<T>()?;
     let array = ndarray::ArrayD::from_shape_vec(IxDyn(tensor.shape()), elements);
     array.map_err(mismatch)?.into_dimensionality().map_err(mismatch)

@@ -130,7 +130,11 @@ impl Machine<'_> {
             Op::Stop => {
                 let root = self.pop()?;
                 if !self.ops.is_at_end() {
-                    return Err(malformed(format!("more after the end, at byte {}", self.ops.at())).into());
+                    return Err(malformed(format!(
+                        "more after the end, at byte {}",
+                        self.ops.at()
+                    ))
+                    .into());
                 }
                 return Ok(Some(root));
             }
@@ -508,7 +512,9 @@ impl Measures<'_, '_> {
     fn of(&mut self, at: u32, depth: usize) -> Result<Measure, Refusal> {
         let node = self.machine.nodes.get(at as usize);
         Ok(match node.ok_or_else(|| malformed("no such node"))? {
-            Node::Text(range) | Node::Bytes(range) => Measure { text: range.len(), ..Measure::LEAF },
+            Node::Text(range) | Node::Bytes(range) => {
+                Measure { text: range.len(), ..Measure::LEAF }
+            }
             Node::Owned(text) => Measure { text: text.len(), ..Measure::LEAF },
             Node::OwnedBytes(bytes) => Measure { text: bytes.len(), ..Measure::LEAF },
             Node::Call(_) => {

@@ -86,6 +86,10 @@ pub(crate) fn act(role: &str) -> Result<(), Error> {
     let words: Vec<&str> = role.split(' ').collect();
     match words[..] {
         ["serve"] => serve(),
+        ["values"] => {
+            let channel = Channel::from_env()?.ok_or("to be started by the benchmark")?;
+            Ok(channel.serve(crate::values::methods())?)
+        }
         ["raw", request, answer] => {
             let mut socket = stdin()?;
             let (mut request, answer) = (vec![0; request.parse()?], vec![1; answer.parse()?]);

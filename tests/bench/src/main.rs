@@ -10,6 +10,7 @@ mod cases;
 mod hop;
 mod peers;
 mod report;
+mod values;
 #[expect(dead_code, reason = "the messages are the library's; not all are used here")]
 #[path = "../../../crates/ladder/src/wire.rs"]
 mod wire;
@@ -40,6 +41,12 @@ struct Arguments {
     /// A Python with torch and numpy, and the script of the Python peers.
     #[arg(long, num_args = 2, value_names = ["PYTHON", "SCRIPT"])]
     python: Option<Vec<std::path::PathBuf>>,
+    /// Small values of many parts, instead of host memory.
+    #[arg(long)]
+    values: bool,
+    /// So many calls with such a value, and nothing else: for a profiler.
+    #[arg(long)]
+    value_calls: Option<usize>,
     /// So many echoes of a tensor that is born shared, and nothing else: for a profiler.
     #[arg(long)]
     echoes: Option<usize>,
@@ -83,10 +90,17 @@ fn measure(arguments: &Arguments) -> Result<(), Error> {
     if let Some(count) = arguments.sends {
         return cases::sends(count);
     }
+    if let Some(count) = arguments.value_calls {
+        return values::calls(count);
+    }
     let rounds = if arguments.quick { 7 } else { 15 };
     let mut report = Report::new(rounds);
-    cases::run(&mut report, arguments.quick, arguments.peers.as_deref())?;
-    hop::measure(&mut report)?;
+    if arguments.values {
+        values::run(&mut report, arguments.quick, arguments.peers.as_deref())?;
+    } else {
+        cases::run(&mut report, arguments.quick, arguments.peers.as_deref())?;
+        hop::measure(&mut report)?;
+    }
     if let Some([python, script]) = arguments.python.as_deref() {
         peers::python(&mut report, python, script, arguments.quick)?;
     }

@@ -87,11 +87,10 @@ fn registry(version: u32, reads: std::ops::RangeInclusive<u32>) -> Registry {
             |mesh, decomposer| {
                 let schema = Value::map([("name", mesh.name.as_str())]);
                 let material = decomposer.decompose(&mesh.material)?;
-                Ok((schema, vec![
-                    mesh.vertices.clone().into(),
-                    mesh.faces.clone().into(),
-                    material.into(),
-                ]))
+                Ok((
+                    schema,
+                    vec![mesh.vertices.clone().into(), mesh.faces.clone().into(), material.into()],
+                ))
             },
             |mut parts| {
                 let schema = parts.schema()?;
@@ -148,9 +147,7 @@ fn work(channel: &Channel) -> ExitCode {
             let pickle = value.as_pickle().ok_or("a pickle")?;
             Ok(tier_pickle::open(pickle).map_or_else(|why| why.reason().code().into(), |v| v))
         })
-        .on("class", |_| {
-            Ok(OpaquePickle::new(data("unknown_class_p5.pickle")).into())
-        })
+        .on("class", |_| Ok(OpaquePickle::new(data("unknown_class_p5.pickle")).into()))
         .on("unsendable", |_| {
             let tensor = Tensor::from_vec(vec![1u8; 5000], &[5000])?;
             let deep = (0..200).fold(Value::Null, |inner, _| Value::list([inner]));

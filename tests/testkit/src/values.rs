@@ -85,8 +85,24 @@ pub fn descr() -> impl Strategy<Value = Descr> {
 
 /// Scalars of every kind.
 const SCALARS: [&str; 18] = [
-    "|b1", "|i1", ">i4", "<u8", "<f2", ">f8", "<f16", "<c8", ">c16", "<M8[ns]", "<M8", "<m8[25us]",
-    "|S0", "|S7", "<U3", ">U1", "|V5", "|u1",
+    "|b1",
+    "|i1",
+    ">i4",
+    "<u8",
+    "<f2",
+    ">f8",
+    "<f16",
+    "<c8",
+    ">c16",
+    "<M8[ns]",
+    "<M8",
+    "<m8[25us]",
+    "|S0",
+    "|S7",
+    "<U3",
+    ">U1",
+    "|V5",
+    "|u1",
 ];
 
 /// An array of any type, small, perhaps a view.

@@ -54,9 +54,7 @@ impl<'de> Deserializer<'de> for FromValue {
                     more => Err(BridgeError::new(format!("{more} items more than are wanted"))),
                 }
             }
-            Value::Map(map) => {
-                visitor.visit_map(Entries { entries: map.into_iter(), value: None })
-            }
+            Value::Map(map) => visitor.visit_map(Entries { entries: map.into_iter(), value: None }),
             memory => Self(memory).handed(visitor),
         }
     }
@@ -96,10 +94,7 @@ impl<'de> Deserializer<'de> for FromValue {
         visitor.visit_enum(Variant { variant, content })
     }
 
-    fn deserialize_ignored_any<V: Visitor<'de>>(
-        self,
-        visitor: V,
-    ) -> Result<V::Value, BridgeError> {
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, BridgeError> {
         visitor.visit_unit()
     }
 
@@ -234,11 +229,7 @@ impl<'de> VariantAccess<'de> for Content {
         read.map_err(|error| error.under(&variant))
     }
 
-    fn tuple_variant<V: Visitor<'de>>(
-        self,
-        _: usize,
-        visitor: V,
-    ) -> Result<V::Value, BridgeError> {
+    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, BridgeError> {
         let Self { variant, content } = self;
         let read = Self::some(content).and_then(|content| content.deserialize_any(visitor));
         read.map_err(|error| error.under(&variant))

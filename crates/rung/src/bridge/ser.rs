@@ -179,11 +179,7 @@ impl Serializer for ToValue {
         self.sequence(true, len)
     }
 
-    fn serialize_tuple_struct(
-        self,
-        _: &'static str,
-        len: usize,
-    ) -> Result<Sequence, BridgeError> {
+    fn serialize_tuple_struct(self, _: &'static str, len: usize) -> Result<Sequence, BridgeError> {
         self.sequence(true, len)
     }
 

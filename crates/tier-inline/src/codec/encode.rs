@@ -140,12 +140,7 @@ impl Encoder<'_> {
         Ok(())
     }
 
-    fn object(
-        &mut self,
-        object: &Object,
-        path: &Path<'_>,
-        depth: usize,
-    ) -> Result<(), Unsendable> {
+    fn object(&mut self, object: &Object, path: &Path<'_>, depth: usize) -> Result<(), Unsendable> {
         self.out.push_str("{\"$o\":[");
         self.string("", object.tag());
         self.print(format_args!(",{},", object.version()));

@@ -33,7 +33,11 @@ fn plain() -> Value {
 #[test]
 fn every_protocol_of_python_opens() {
     for protocol in 0..6 {
-        assert_eq!(run(&data(&format!("plain_p{protocol}.pickle"))).unwrap(), plain(), "{protocol}");
+        assert_eq!(
+            run(&data(&format!("plain_p{protocol}.pickle"))).unwrap(),
+            plain(),
+            "{protocol}"
+        );
         let shared = Value::list(["seen", "twice"]);
         let twice = Value::map([("a", shared.clone()), ("b", shared)]);
         assert_eq!(run(&data(&format!("shared_twice_p{protocol}.pickle"))).unwrap(), twice);
@@ -111,9 +115,33 @@ fn bombs_are_refused() {
 #[test]
 fn what_is_no_pickle_is_refused() {
     for bad in [
-        &b""[..], b".", b"N", b"NN", b"a.", b"]a.", b"(.", b"t.", b"e.", b"]N.N", b"\x80\x06N.", b"h\x00.",
-        b"(Nu.", b"}(Nu.", b"N(NNs.", b"R.", b"NNR.", b"I1x\n.", b"Fx\n.", b"S'a\n.", b"V\\u12\n.",
-        b"c__builtin__\nset\nNR.", b"cos\nsystem\n", b"\x85.", b"]\x85\x86.", b"N(N\x86.", b"\xff",
+        &b""[..],
+        b".",
+        b"N",
+        b"NN",
+        b"a.",
+        b"]a.",
+        b"(.",
+        b"t.",
+        b"e.",
+        b"]N.N",
+        b"\x80\x06N.",
+        b"h\x00.",
+        b"(Nu.",
+        b"}(Nu.",
+        b"N(NNs.",
+        b"R.",
+        b"NNR.",
+        b"I1x\n.",
+        b"Fx\n.",
+        b"S'a\n.",
+        b"V\\u12\n.",
+        b"c__builtin__\nset\nNR.",
+        b"cos\nsystem\n",
+        b"\x85.",
+        b"]\x85\x86.",
+        b"N(N\x86.",
+        b"\xff",
     ] {
         let refusal = load(bad.to_vec()).unwrap_err();
         assert_eq!(refusal.reason(), Reason::BadMetadata, "{}: {refusal}", bad.escape_ascii());

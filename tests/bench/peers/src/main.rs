@@ -55,6 +55,48 @@ impl Drop for Killed {
 struct Message {
     meta: String,
     memory: Option<IpcSharedMemory>,
+    mixed: Option<Box<Mixed<Vec<u8>>>>,
+    mixed_shared: Option<Box<Mixed<IpcSharedMemory>>>,
+}
+
+/// The struct of `cargo xtask bench values`.
+#[derive(Serialize, Deserialize)]
+struct Mixed<T> {
+    n0: i64, n1: i64, n2: i64, n3: i64, n4: i64, n5: i64, n6: i64, n7: i64, n8: i64, n9: i64,
+    scale: f64, shift: f64, radius: f64, gain: f64, lower: f64, upper: f64, decay: f64, rate: f64,
+    name: String, model: String, device: String, user: String, note: String,
+    train: bool, verbose: bool,
+    sizes: Vec<i64>,
+    seed: Option<i64>,
+    image: Tensor<T>, mask: Tensor<T>, weights: Tensor<T>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Tensor<T> {
+    dtype: String,
+    shape: Vec<usize>,
+    elements: T,
+}
+
+fn mixed<T>(make: impl Fn(&[u8]) -> T) -> Mixed<T> {
+    let tensor = || Tensor { dtype: "f32".into(), shape: vec![16, 16], elements: make(&source(1024)) };
+    let text = |text: &str| text.to_owned();
+    Mixed {
+        n0: 0, n1: 1000, n2: 2000, n3: 3000, n4: 4000, n5: 5000, n6: 6000, n7: 7000, n8: 8000, n9: 9000,
+        scale: 0.5, shift: 1.25, radius: 2.5, gain: 1e-3, lower: -1.0, upper: 1.0, decay: 0.99, rate: 1e-4,
+        name: text("job 17"), model: text("resnet-50"), device: text("cpu:0"), user: text("somebody"),
+        note: text("a line of text, as people write them"),
+        train: true, verbose: false,
+        sizes: vec![640, 480, 3],
+        seed: Some(42),
+        image: tensor(), mask: tensor(), weights: tensor(),
+    }
+}
+
+impl Message {
+    fn of(meta: &str) -> Self {
+        Self { meta: meta.into(), memory: None, mixed: None, mixed_shared: None }
+    }
 }
 
 type Ends = (IpcSender<Message>, IpcReceiver<Message>);
@@ -68,6 +110,12 @@ fn ipc_child(name: String) -> Outcome {
     while let Ok(message) = from_parent.recv() {
         if let Some(memory) = &message.memory {
             black_box(touch(memory));
+        }
+        if let Some(mixed) = &message.mixed {
+            black_box(touch(&mixed.image.elements));
+        }
+        if let Some(mixed) = &message.mixed_shared {
+            black_box(touch(&mixed.image.elements));
         }
         to_parent.send(message)?;
     }
@@ -86,15 +134,51 @@ impl IpcChannel {
         Ok(Self { ends: server.accept()?.1, _child: child })
     }
 
+    /// A value of many parts there and back, its tensors in the message or each in shared memory.
+    fn values(&self, shared: bool, count: usize) -> Outcome<Vec<f64>> {
+        let (to, from) = &self.ends;
+        let mut samples = Vec::new();
+        for turn in 0..=count {
+            // The struct is there, as the caller has it; sending it is what is measured.
+            let mut message = Message::of("");
+            let private = mixed(<[u8]>::to_vec);
+            let started = Instant::now();
+            if shared {
+                message.mixed_shared = Some(Box::new(mixed(IpcSharedMemory::from_bytes)));
+            } else {
+                message.mixed = Some(Box::new(private));
+            }
+            to.send(message)?;
+            let back = from.recv()?;
+            let right = match (&back.mixed, &back.mixed_shared) {
+                (Some(mixed), None) => touch(&mixed.weights.elements) && mixed.n9 == 9000,
+                (None, Some(mixed)) => touch(&mixed.weights.elements) && mixed.n9 == 9000,
+                _ => false,
+            };
+            let took = us(started);
+            if !right {
+                return Err("another value came back".into());
+            }
+            if turn > 0 {
+                samples.push(took);
+            }
+        }
+        Ok(samples)
+    }
+
     fn run(&self, case: &str, bytes: usize, count: usize) -> Outcome<Vec<f64>> {
         let (to, from) = &self.ends;
+        if case.starts_with("values") {
+            return self.values(case == "values-in-shared-memory", count);
+        }
         let source = source(bytes);
         let kept = (case == "shared").then(|| IpcSharedMemory::from_bytes(&source));
         let mut samples = Vec::new();
         for turn in 0..=count {
             let started = Instant::now();
             let memory = kept.clone().unwrap_or_else(|| IpcSharedMemory::from_bytes(&source));
-            to.send(Message { meta: META.into(), memory: Some(memory) })?;
+            let message = Message { memory: Some(memory), ..Message::of(META) };
+            to.send(message)?;
             let back = from.recv()?;
             let right = back.memory.as_ref().is_some_and(|memory| touch(memory));
             let took = us(started);
