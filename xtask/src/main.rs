@@ -2,6 +2,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "commands for a person to read")]
 
 mod bench;
+mod env;
 mod layers;
 mod sabotage;
 
@@ -38,6 +39,8 @@ enum Command {
         #[arg(long)]
         alone: bool,
     },
+    /// Make a Python environment with NumPy, and run the tests that need one.
+    TestEnv,
     /// Break the code on purpose, one patch at a time, and see the named test turn red.
     Sabotage {
         /// Only patches whose name contains this.
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Bench { what, json, quick, python, alone } => {
             bench::run(&root(), what, &bench::Options { json, quick, python, alone })
         }
+        Command::TestEnv => env::run(&root()),
         Command::Sabotage { only } => sabotage::run(&root(), only.as_deref()),
     };
     match outcome {

@@ -40,6 +40,8 @@ enum Node {
 enum Call {
     /// `_codecs.encode(text, "latin1")`: bytes.
     Encode,
+    /// `builtins.bytes()`: none.
+    Bytes,
     /// `builtins.set(list)`.
     Set,
 }
@@ -47,6 +49,7 @@ enum Call {
 fn known_call(module: &str, name: &str) -> Option<Call> {
     match (module, name) {
         ("_codecs", "encode") => Some(Call::Encode),
+        ("builtins" | "__builtin__", "bytes") => Some(Call::Bytes),
         ("builtins" | "__builtin__", "set") => Some(Call::Set),
         _ => None,
     }
@@ -347,6 +350,7 @@ impl Machine<'_> {
                 _ => return not_plain("builtins.set of no list"),
             },
             (Call::Set, []) => Node::Set(Vec::new()),
+            (Call::Bytes, []) => Node::OwnedBytes(Box::default()),
             (Call::Encode, [text, codec]) if self.text(*codec) == Some("latin1") => {
                 let text = self.text(*text).ok_or_else(|| malformed("no text to encode"))?;
                 let bytes: Option<Box<[u8]>> = text.chars().map(|c| u8::try_from(c).ok()).collect();

@@ -167,6 +167,7 @@ fn the_rarer_instructions_are_obeyed() {
         (b"K\x01(K\x02K\x031.", Value::from(1)),
         (b"K\x01(0.", Value::from(1)),
         (b"c__builtin__\nset\n)R.", Value::Set(vec![])),
+        (b"c__builtin__\nbytes\n)R.", Value::bytes(vec![])),
         (b"\x8f(K\x01K\x01\x90.", Value::set([1])),
     ] {
         assert_eq!(run(pickle).unwrap(), value, "{}", pickle.escape_ascii());
