@@ -30,7 +30,15 @@
 //!                                                             storage, flags (1 read-only, 2 grad)
 //! {"$S":{"s":0,"o":0,"n":5000}}                               string: storage, offset, bytes
 //! {"$B":{"s":0,"o":0,"n":5000}}                               byte string
+//! {"$L":{"r":"numpy","m":">f4","p":[{"d":"u8","h":[3,4],"s":0}]}}
+//!                                                             what a form took: the form, its own
+//!                                                             metadata, and views as of a tensor
 //! ```
+//!
+//! Of `numpy`, `m` is null for an array that is its view, or the NumPy type (`rung::Descr`) for one whose
+//! view is the bytes of its elements, an element's in the last dimension. Of `pickle`, it is `"v"` for a
+//! subtree that was pickled for the way (one view, the pickle), or `"o"` for a pickle of the user's (the
+//! stream, then the buffers that were kept out of it). Nobody opens an `"o"` on the way.
 //!
 //! `t` is left out for C order, `o` and `f` for 0, and `s` for a tensor without elements.
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ladder::{Channel, Command, Methods, Tensor, Value, Worker};
+use ladder::{Array, Channel, Command, Methods, Object, OpaquePickle, Tensor, Value, Worker};
 use link::Link;
 use rung::Handle;
 use testkit::{run_serially, trial};
@@ -150,6 +150,27 @@ fn refusals(worker: &Worker) -> Outcome {
     if *reply.value() == value { Ok(()) } else { Err("another value".into()) }
 }
 
+/// One of each kind that is neither a tensor nor plain, over the 24 bytes that transcripts have.
+fn every_kind() -> Outcome<Value> {
+    let bytes = image()?.to_bytes().map_err(text)?;
+    let swapped = Array::from_bytes(bytes.clone(), ">i4".parse().map_err(text)?, &[3, 2]);
+    let plain = Array::from_tensor(&image()?).map_err(text)?;
+    let schema = Value::map([("n", 1)]);
+    let mesh = Object::new("tests/mesh", 2, schema, vec![image()?.into()]).map_err(text)?;
+    Ok(Value::map([
+        ("swapped", Value::from(swapped.map_err(text)?)),
+        ("plain", plain.into()),
+        ("mesh", mesh.into()),
+        ("pickle", OpaquePickle::new(bytes).into()),
+    ]))
+}
+
+fn kinds(worker: &Worker) -> Outcome {
+    let value = every_kind()?;
+    let reply = worker.call("echo", value.clone()).map_err(text)?;
+    if *reply.value() == value { Ok(()) } else { Err(format!("{:?}", reply.value())) }
+}
+
 fn a_block_again(worker: &Worker) -> Outcome {
     let shared = ladder::share(&image()?).map_err(text)?;
     for _ in 0..2 {
@@ -181,6 +202,8 @@ fn main() -> ExitCode {
         trial("a_host_that_calls", || host("host-calls.txt", calls_and_answers)),
         trial("a_host_whose_storage_is_refused", || host("host-refused.txt", refusals)),
         trial("a_host_whose_block_is_not_known", || host("host-unknown-block.txt", a_block_again)),
+        trial("a_host_that_calls_with_every_kind", || host("host-kinds.txt", kinds)),
+        trial("a_worker_that_serves_every_kind", || worker("worker-kinds.txt")),
         trial("a_worker_that_serves", || worker("worker-serves.txt")),
         trial("a_worker_whose_answer_is_refused", || worker("worker-refused.txt")),
     ])

@@ -52,6 +52,12 @@ pub const KINDS: &[(&str, &str, bool)] = &[
     ("unknown-storage", "no such storage in the message: 3 of 1", true),
     ("unknown-tag", "unknown tag: \"Q\"", true),
     ("unknown-rung", "no such rung is open: warp", true),
+    ("unknown-form", "no such rung is open: warp", true),
+    ("form-of-no-views", "malformed metadata: an array of 0 views", true),
+    ("array-of-another-size", "shape and elements disagree: cells of Some(4) bytes", true),
+    ("array-out-of-bounds", "reaches outside the storage", true),
+    ("value-that-is-no-pickle", "malformed metadata: no instruction 0x01", true),
+    ("pickle-that-is-something-else", "malformed metadata: a pickle that is \"x\"", true),
     ("set-of-tensors", "a set with an item twice, or a tensor in one", true),
     ("nested-without-end", "nested too deeply", true),
     ("zeros-without-end", "more than 1000000 values in one", true),
@@ -63,7 +69,7 @@ pub const KINDS: &[(&str, &str, bool)] = &[
 /// Kinds that never answer: the host's deadline is what ends them.
 pub const SILENT: &[&str] = &["hangs-at-once", "hangs-in-the-call", "chatters-in-the-call"];
 
-const HELLO: &str = r#"{"v":2,"k":"hello","role":"worker","speaks":[2,2],"lib":"0.0.0","offers":[{"r":"shm","m":2},{"r":"inline","m":1}]}"#;
+const HELLO: &str = r#"{"v":2,"k":"hello","role":"worker","speaks":[2,2],"lib":"0.0.0","offers":[{"r":"shm","m":2},{"r":"numpy","m":1},{"r":"pickle","m":1},{"r":"inline","m":1}]}"#;
 
 struct Wire(UnixStream);
 
@@ -127,6 +133,13 @@ fn answer(attempt: u32, rung: &str, handles: u8, value: &str) -> String {
 }
 
 const TENSOR: &str = r#"{"$T":{"d":"u8","h":[4096],"s":0}}"#;
+
+/// A leaf that a form took, over bytes of storage 0.
+fn lowered(form: &str, meta: &str, shape: &str) -> String {
+    format!(
+        r#"{{"$L":{{"r":"{form}","m":"{meta}","p":[{{"d":"u8","h":{shape},"s":0}}]}}}}"#
+    )
+}
 
 fn sleep_for_ever() -> ! {
     loop {
@@ -237,6 +250,24 @@ fn answers(kind: &str, wire: &mut Wire) {
             }
             "unknown-storage" => {
                 (answer(1, "shm", 1, &TENSOR.replace("\"s\":0", "\"s\":3")), good())
+            }
+            "unknown-form" => {
+                (answer(1, "shm", 1, r#"{"$L":{"r":"warp","m":null,"p":[]}}"#), good())
+            }
+            "form-of-no-views" => {
+                (answer(1, "shm", 1, r#"{"$L":{"r":"numpy","m":null,"p":[]}}"#), good())
+            }
+            "array-of-another-size" => {
+                (answer(1, "shm", 1, &lowered("numpy", "<f8", "[1024,4]")), good())
+            }
+            "array-out-of-bounds" => {
+                (answer(1, "shm", 1, &lowered("numpy", "<f8", "[513,8]")), good())
+            }
+            "value-that-is-no-pickle" => {
+                (answer(1, "shm", 1, &lowered("pickle", "v", "[4096]")), good())
+            }
+            "pickle-that-is-something-else" => {
+                (answer(1, "shm", 1, &lowered("pickle", "x", "[4096]")), good())
             }
             "set-of-tensors" => {
                 (answer(1, "shm", 1, &format!("{{\"$s\":[{TENSOR},{TENSOR}]}}")), good())
