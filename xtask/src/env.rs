@@ -27,5 +27,14 @@ pub(crate) fn run(root: &Path) -> Result<(), Error> {
     }
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root).env("LADDER_PYTHON", std::path::absolute(&python)?);
-    done(cargo.args(["test", "--package", "e2e", "--test", "python", "--locked", "--", "--ignored"]))
+    done(cargo.args([
+        "test",
+        "--package",
+        "e2e",
+        "--test",
+        "python",
+        "--locked",
+        "--",
+        "--ignored",
+    ]))
 }

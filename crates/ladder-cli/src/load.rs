@@ -53,8 +53,11 @@ fn text(bytes: Bytes) -> Value {
     std::str::from_utf8(&bytes).map(Value::from).unwrap_or(Value::Bytes(bytes))
 }
 
+/// Bytes that an archive may become.
+const ARCHIVE: u64 = 16 << 30;
+
 fn archive(bytes: Bytes) -> Result<Value, Error> {
-    let arrays = tier_numpy::npy::read_npz(std::io::Cursor::new(bytes))?;
+    let arrays = tier_numpy::npy::read_npz(std::io::Cursor::new(bytes), ARCHIVE)?;
     Ok(Value::map(arrays.into_iter().map(|(name, each)| (name, array(each)))))
 }
 

@@ -18,6 +18,9 @@ pub(crate) fn save(path: &Path, value: &Value) -> Result<(), Error> {
         ("jpg" | "jpeg", Value::Tensor(tensor)) => picture(path, tensor, ImageFormat::Jpeg),
         ("npy", Value::Tensor(tensor)) => npy(path, &Array::from_tensor(tensor)?),
         ("npy", Value::Array(array)) => npy(path, array),
+        ("pickle" | "pkl", Value::Pickle(pickle)) if !pickle.buffers().is_empty() => {
+            Err("a pickle whose buffers are outside of it is no file".into())
+        }
         ("pickle" | "pkl", Value::Pickle(pickle)) => Ok(std::fs::write(path, pickle.bytes()?)?),
         ("pickle" | "pkl", value) => Ok(std::fs::write(path, tier_pickle::dump(value)?)?),
         ("txt" | "md", Value::Str(text)) => Ok(std::fs::write(path, text)?),

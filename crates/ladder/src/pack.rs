@@ -57,7 +57,35 @@ pub(crate) struct BlobTag {
 pub(crate) struct LoweredTag {
     pub(crate) r: RungId,
     pub(crate) m: Meta,
+    #[serde(deserialize_with = "a_few")]
     pub(crate) p: Vec<TensorTag>,
+}
+
+/// No more views than a leaf may have, counted before they are kept.
+fn a_few<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<TensorTag>, D::Error> {
+    struct Few;
+    impl<'de> serde::de::Visitor<'de> for Few {
+        type Value = Vec<TensorTag>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "at most {} views", limits::LEAF_VIEWS)
+        }
+
+        fn visit_seq<A: serde::de::SeqAccess<'de>>(
+            self,
+            mut seq: A,
+        ) -> Result<Self::Value, A::Error> {
+            let mut views = Vec::new();
+            while let Some(view) = seq.next_element()? {
+                if views.len() == limits::LEAF_VIEWS {
+                    return Err(serde::de::Error::custom("too many views of one leaf"));
+                }
+                views.push(view);
+            }
+            Ok(views)
+        }
+    }
+    deserializer.deserialize_seq(Few)
 }
 
 pub(crate) const READ_ONLY: u8 = 1;
@@ -97,6 +125,7 @@ pub(crate) fn pack(
     survey.look_at(value)?;
     let mixed = std::mem::take(&mut survey.mixed);
     let taken = std::mem::take(&mut survey.taken);
+    let declined = std::mem::take(&mut survey.declined);
     // About as many as there are leaves.
     let legs = Vec::with_capacity(survey.nodes().min(1024));
     let (places, table) = place(survey, blocks);
@@ -104,6 +133,7 @@ pub(crate) fn pack(
         sessions,
         mixed,
         taken,
+        declined,
         places,
         table: Vec::with_capacity(table.len()),
         route: Route { legs },
@@ -223,6 +253,7 @@ struct Packer<'a> {
     sessions: &'a Sessions,
     mixed: HashSet<usize>,
     taken: HashMap<usize, Taken>,
+    declined: HashMap<usize, Vec<(RungId, Refusal)>>,
     places: Places,
     table: Vec<Carried>,
     route: Route,
@@ -361,6 +392,8 @@ impl Packer<'_> {
         path: &Path<'_>,
         out: &mut String,
     ) -> Result<(), Unsendable> {
+        // Where a higher rung was asked in vain.
+        let above = self.declined.remove(&address(value));
         let before = out.len();
         let encoded = codec::encode(value, out, &mut codec::Plain);
         let len = out.len() - before;
@@ -383,10 +416,13 @@ impl Packer<'_> {
             None => {
                 let what = What::Plain(value.kind());
                 self.leg(path, what, len, RungId::INLINE, Duration::ZERO);
+                if let (Some(declined), Some(leg)) = (above, self.route.legs.last_mut()) {
+                    leg.declined = declined.into();
+                }
                 Ok(())
             }
             Some((path, kind, refusal)) => {
-                let mut refusals = self.sessions.above_inline().to_vec();
+                let mut refusals = above.unwrap_or_else(|| self.sessions.above_inline().to_vec());
                 refusals.push((RungId::INLINE, refusal));
                 Err(Unsendable { path, kind, refusals })
             }
@@ -439,6 +475,12 @@ impl Splice for Packer<'_> {
                 if let Some(taken) = self.taken.remove(&address(value)) {
                     self.lowered(value, taken, path, out).map_err(refused)?;
                 }
+            }
+            // Its tag is the codec's, and its parts come one by one.
+            Value::Object(object) => {
+                let bytes = object.tag().len();
+                self.leg(path, What::of(value), bytes, RungId::INLINE, Duration::ZERO);
+                return Ok(false);
             }
             // The skeleton around such leaves is the codec's.
             _ if self.mixed.contains(&address(value)) => return Ok(false),

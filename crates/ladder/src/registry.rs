@@ -22,7 +22,7 @@
 //! let mesh = Mesh { name: "cube".into(), vertices: Tensor::from_vec(vec![0f32; 24], &[8, 3])? };
 //! let value: Value = registry.decompose(&mesh)?.into();
 //! // … sent, forwarded by processes that have never heard of meshes, received:
-//! assert_eq!(registry.compose::<Mesh>(value)?, mesh);
+//! assert_eq!(registry.compose::<Mesh>(&value)?, mesh);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -189,11 +189,10 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// [`Reason::UnknownTag`] where its tag is not registered here (the object can still be forwarded, as
-    /// it was before the call); [`Reason::UnknownType`] where the tag is another type's, or the value no
+    /// [`Reason::UnknownTag`] where its tag is not registered here (the object can still be forwarded); [`Reason::UnknownType`] where the tag is another type's, or the value no
     /// object; [`Reason::Version`] with both versions; [`Reason::TooDeep`]; and what its `compose` answers.
-    pub fn compose<T: Any>(&self, object: impl Into<Value>) -> Result<T, Refusal> {
-        self.compose_at(object.into(), 0)
+    pub fn compose<T: Any>(&self, object: &Value) -> Result<T, Refusal> {
+        self.compose_at(object, 0)
     }
 
     /// Whether objects of this tag can be put together here.
@@ -202,7 +201,7 @@ impl Registry {
         self.inner.by_tag.contains_key(tag)
     }
 
-    fn compose_at<T: Any>(&self, value: Value, depth: usize) -> Result<T, Refusal> {
+    fn compose_at<T: Any>(&self, value: &Value, depth: usize) -> Result<T, Refusal> {
         check(depth)?;
         let Value::Object(object) = value else {
             let detail = format!("a {} is no {}", value.kind(), type_name::<T>());
@@ -222,7 +221,8 @@ impl Registry {
             let detail = format!("{:?} of version {version}, here {}", entry.tag, entry.version);
             return Err(Refusal::new(Reason::Version, detail));
         }
-        let (schema, parts) = object.into_parts();
+        // Cheap where it matters: memory is shared, not copied.
+        let (schema, parts) = Object::clone(object).into_parts();
         let parts = Parts {
             registry: self,
             tag: &entry.tag,
@@ -368,7 +368,7 @@ impl Parts<'_> {
     /// As [`Registry::compose`].
     pub fn compose_next<T: Any>(&mut self) -> Result<T, Refusal> {
         let part = self.next_part()?;
-        self.registry.compose_at(part, self.depth + 1)
+        self.registry.compose_at(&part, self.depth + 1)
     }
 
     /// How many parts are left.
@@ -421,11 +421,11 @@ mod tests {
     fn a_recursive_type_comes_back_within_bounds() {
         let registry = materials().build();
         let value: Value = registry.decompose(&material(5)).unwrap().into();
-        assert_eq!(registry.compose::<Material>(value.clone()).unwrap(), material(5));
+        assert_eq!(registry.compose::<Material>(&value).unwrap(), material(5));
         assert!(registry.knows("tests/material"));
         let most = limits::VALUE_DEPTH / 2;
         let deep = registry.decompose(&material(most)).unwrap();
-        assert_eq!(registry.compose::<Material>(deep).unwrap(), material(most));
+        assert_eq!(registry.compose::<Material>(&deep.into()).unwrap(), material(most));
         let error = registry.decompose(&material(most + 1)).unwrap_err();
         assert_eq!(error.reason(), Reason::TooDeep);
         let deeper = registry.decompose(&material(most)).unwrap();
@@ -436,7 +436,7 @@ mod tests {
             schema,
             vec![Tensor::from_vec(vec![1u8], &[1]).unwrap().into(), deeper.into()],
         );
-        let error = registry.compose::<Material>(around.unwrap()).unwrap_err();
+        let error = registry.compose::<Material>(&around.unwrap().into()).unwrap_err();
         assert_eq!(error.reason(), Reason::TooDeep);
     }
 
@@ -458,23 +458,23 @@ mod tests {
         let registry = materials().build();
         let object = registry.decompose(&material(1)).unwrap();
         let nothing = Registry::default();
-        let refusal = nothing.compose::<Material>(object.clone()).unwrap_err();
+        let refusal = nothing.compose::<Material>(&object.clone().into()).unwrap_err();
         assert_eq!(refusal.reason(), Reason::UnknownTag);
         assert_eq!(nothing.decompose(&1u8).unwrap_err().reason(), Reason::UnknownType);
-        let refusal = registry.compose::<u8>(object.clone()).unwrap_err();
+        let refusal = registry.compose::<u8>(&object.clone().into()).unwrap_err();
         assert_eq!(refusal.reason(), Reason::UnknownType);
-        let refusal = registry.compose::<Material>(Value::Null).unwrap_err();
+        let refusal = registry.compose::<Material>(&Value::Null).unwrap_err();
         assert_eq!(refusal.reason(), Reason::UnknownType);
         let (schema, parts) = object.clone().into_parts();
         let newer = Object::new("tests/material", 4, schema.clone(), parts).unwrap();
-        let refusal = registry.compose::<Material>(newer).unwrap_err();
+        let refusal = registry.compose::<Material>(&newer.into()).unwrap_err();
         assert_eq!(refusal.reason(), Reason::Version);
         assert_eq!(refusal.detail(), "\"tests/material\" of version 4, here 3");
         let short = Object::new("tests/material", 3, schema, vec![]).unwrap();
-        let refusal = registry.compose::<Material>(short).unwrap_err();
+        let refusal = registry.compose::<Material>(&short.into()).unwrap_err();
         assert!(refusal.detail().contains("part 1, which is missing"), "{refusal}");
         let wrong = Object::new("tests/material", 3, Value::Null, vec![]).unwrap();
-        let refusal = registry.compose::<Material>(wrong).unwrap_err();
+        let refusal = registry.compose::<Material>(&wrong.into()).unwrap_err();
         assert_eq!(refusal.reason(), Reason::BadMetadata);
     }
 }

@@ -16,6 +16,8 @@ pub enum What {
     Array(Descr, Vec<usize>),
     /// A pickle that is not opened.
     Pickle,
+    /// An object of this tag and version, without its parts, which are leaves of their own.
+    Object(String, u32),
     /// A long string.
     Str,
     /// A long byte string.
@@ -31,6 +33,7 @@ impl What {
             Value::Tensor(tensor) => Self::Tensor(tensor.dtype(), tensor.shape().to_vec()),
             Value::Array(array) => Self::Array(array.descr().clone(), array.shape().to_vec()),
             Value::Pickle(_) => Self::Pickle,
+            Value::Object(object) => Self::Object(object.tag().to_owned(), object.version()),
             other => Self::Plain(other.kind()),
         }
     }
@@ -42,6 +45,7 @@ impl fmt::Display for What {
             Self::Tensor(dtype, _) => write!(f, "{dtype} tensor"),
             Self::Array(descr, _) => write!(f, "array of {descr}"),
             Self::Pickle => f.write_str("pickle"),
+            Self::Object(tag, version) => write!(f, "object {tag} {version}"),
             Self::Str => f.write_str("str"),
             Self::Bytes => f.write_str("bytes"),
             Self::Plain(kind) => f.write_str(kind),
@@ -62,7 +66,8 @@ pub struct Leg {
     pub rung: RungId,
     /// Where that is a form: the carrier of its bytes.
     pub over: Option<RungId>,
-    /// How often its bytes were copied for it, by the sender and by this receiver.
+    /// How often its bytes were copied for it, as far as this side knows: a sender knows all that it did, a
+    /// receiver what the carrier says and what it did itself.
     pub copies: u8,
     /// Each higher rung, with the reason why it did not take it.
     ///
@@ -75,7 +80,8 @@ pub struct Leg {
 
 /// The legs of one value in one direction, in the order of the value.
 ///
-/// One for every tensor, array, pickle, long string or byte string, and maximal subtree of anything else.
+/// One for every tensor, array, pickle, object, long string or byte string, and maximal subtree of anything
+/// else.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Route {
     /// The legs.
@@ -163,6 +169,6 @@ impl Route {
     /// Bytes of all leaves.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.legs.iter().map(|leg| leg.bytes).sum()
+        self.legs.iter().map(|leg| leg.bytes).fold(0, u64::saturating_add)
     }
 }

@@ -16,7 +16,8 @@ pub struct RungStats {
     pub leaves: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Bytes that were copied for them: a byte that was copied twice counts twice.
+    /// Bytes that were copied for them: what was copied twice counts twice, and an element that a tensor
+    /// repeats as often as it does.
     pub copied: u64,
 }
 
@@ -71,8 +72,9 @@ fn count(rungs: &mut Vec<RungStats>, leg: &Leg) {
     });
     let each = &mut rungs[at];
     each.leaves += 1;
-    each.bytes += leg.bytes;
-    each.copied += leg.bytes * u64::from(leg.copies);
+    // A peer may claim any number: of a tensor that repeats one element for ever, say.
+    each.bytes = each.bytes.saturating_add(leg.bytes);
+    each.copied = each.copied.saturating_add(leg.bytes.saturating_mul(leg.copies.into()));
 }
 
 /// The counters of one channel.

@@ -30,13 +30,13 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    fn of(value: &Value, path: &Path<'_>) -> Self {
+    fn of(value: &Value, path: String) -> Self {
         let kind = match value {
             Value::Tensor(tensor) => format!("{} tensor", tensor.dtype()),
             Value::Array(array) => format!("array of {}", array.descr()),
             other => other.kind().to_owned(),
         };
-        Self { path: path.to_string(), kind }
+        Self { path, kind }
     }
 }
 
@@ -63,16 +63,23 @@ pub(crate) struct Taken {
 
 /// The first pass.
 #[derive(Debug)]
-pub(crate) struct Survey<'s> {
+pub(crate) struct Survey<'s, 'v> {
     sessions: &'s Sessions,
+    /// Whether what is too much for the JSON can be pickled.
+    pickles: bool,
     /// Containers that hold, at any depth, a leaf that rides a carrier, and objects; by address, since the
     /// value is borrowed and does not move.
     pub(crate) mixed: HashSet<usize>,
     /// Leaves that a form took, by address.
     pub(crate) taken: HashMap<usize, Taken>,
+    /// Why no form above the lowest took a leaf that was too much for the JSON, by address.
+    pub(crate) declined: HashMap<usize, Vec<(RungId, Refusal)>>,
     seen: Vec<Seen>,
     by_storage: HashMap<usize, usize>,
     by_blob: HashMap<usize, usize>,
+    /// Parts that do not stay in the JSON though no memory is theirs: carried out once all was looked at,
+    /// since what is around them may yet take them along.
+    moving: Vec<Moving<'v>>,
     /// Values that the JSON has so far.
     nodes: usize,
     /// Bytes of JSON that subtrees may still have.
@@ -83,48 +90,92 @@ pub(crate) fn address<T: ?Sized>(of: &T) -> usize {
     std::ptr::from_ref(of).cast::<()>() as usize
 }
 
+#[derive(Debug)]
+struct Moving<'v> {
+    value: &'v Value,
+    path: String,
+    nodes: usize,
+}
+
 /// What was found out of a value.
 #[derive(Debug, Clone, Copy)]
 struct Look {
-    /// Whether something in it rides a carrier, or is an object.
+    /// Whether a leaf in it rides a carrier as things stand, or it has an object in it.
     rides: bool,
-    /// Bytes of its JSON, at most.
+    /// Whether that is more than long texts: memory, or an object.
+    memory: bool,
+    /// Bytes of its JSON, at most, without long texts.
     weight: usize,
+    /// Bytes of long texts in it.
+    long: usize,
     /// Values that it consists of.
     nodes: usize,
 }
 
 impl Look {
-    const RIDES: Self = Self { rides: true, weight: 0, nodes: 1 };
+    const MEMORY: Self = Self { rides: true, memory: true, weight: 0, long: 0, nodes: 1 };
 
     fn light(weight: usize) -> Self {
-        Self { rides: false, weight, nodes: 1 }
+        Self { rides: false, memory: false, weight, long: 0, nodes: 1 }
     }
 }
 
-/// The parts of a container that have no leaf that rides a carrier, but are not small.
-type Plain<'v> = Vec<(&'v Value, usize, Look)>;
+/// A container while its parts are looked at.
+struct Whole<'v> {
+    look: Look,
+    /// Parts that ride no carrier, but are not small: leaves of their own if another part does.
+    plain: Vec<(&'v Value, usize, Look)>,
+    /// Values in the parts that are small.
+    small: usize,
+    /// How far things were before the first part.
+    moving: usize,
+    nodes: usize,
+    room: usize,
+}
+
+impl<'v> Whole<'v> {
+    fn add(&mut self, part: &'v Value, index: usize, look: Look) {
+        let all = &mut self.look;
+        all.rides |= look.rides;
+        all.memory |= look.memory;
+        all.weight += look.weight + 2;
+        all.long = all.long.saturating_add(look.long);
+        all.nodes += look.nodes;
+        if !look.rides {
+            if look.weight > limits::INLINE_LEAF {
+                self.plain.push((part, index, look));
+            } else {
+                self.small += look.nodes;
+            }
+        }
+    }
+}
 
 /// Bytes of a string in JSON, at most.
 fn quoted(text: &str) -> usize {
     let escaped = |byte: &&u8| **byte < 0x20 || matches!(**byte, b'"' | b'\\');
-    // A control character takes six.
-    text.len() + 2 + 5 * text.as_bytes().iter().filter(escaped).count()
+    // A control character takes six, and a key that begins like a tag one more.
+    text.len() + 3 + 5 * text.as_bytes().iter().filter(escaped).count()
 }
 
 fn digits(number: i64) -> usize {
     number.unsigned_abs().checked_ilog10().unwrap_or(0) as usize + 2
 }
 
-impl<'s> Survey<'s> {
+impl<'s, 'v> Survey<'s, 'v> {
     pub(crate) fn new(sessions: &'s Sessions) -> Self {
+        let pickle =
+            |(rung, form): (&RungId, Result<_, _>)| *rung == RungId::PICKLE && form.is_ok();
         Self {
             sessions,
+            pickles: sessions.all().any(pickle),
             mixed: HashSet::new(),
             taken: HashMap::new(),
+            declined: HashMap::new(),
             seen: Vec::new(),
             by_storage: HashMap::new(),
             by_blob: HashMap::new(),
+            moving: Vec::new(),
             nodes: 0,
             room: limits::INLINE_SUBTREE,
         }
@@ -140,10 +191,19 @@ impl<'s> Survey<'s> {
     /// # Errors
     ///
     /// What is nested too deeply, what no form takes, and more values than a message may have.
-    pub(crate) fn look_at(&mut self, value: &Value) -> Result<(), Unsendable> {
+    pub(crate) fn look_at(&mut self, value: &'v Value) -> Result<(), Unsendable> {
         let look = self.look(value, &Path::ROOT, 1)?;
         if !look.rides {
-            self.plain(value, look, &Path::ROOT)?;
+            self.plain(value, look, &Path::ROOT);
+        }
+        for Moving { value, path, nodes } in std::mem::take(&mut self.moving) {
+            if matches!(value, Value::Str(_) | Value::Bytes(_)) {
+                self.blob(value, path);
+            } else if let Err(declined) = self.lower(value, Leaf::Plain(value), path) {
+                // The lowest rung is asked when it is written: the weight is only what it may come to.
+                self.nodes += nodes;
+                self.declined.insert(address(value), declined);
+            }
         }
         if self.nodes > limits::NODES {
             let refusal = Refusal::new(Reason::TooLarge, format!("over {} values", limits::NODES));
@@ -152,39 +212,54 @@ impl<'s> Survey<'s> {
         Ok(())
     }
 
-    /// A leaf that does.
+    /// A leaf with memory.
     fn rides(&mut self) -> Look {
         self.nodes += 1;
-        Look::RIDES
+        Look::MEMORY
     }
 
-    fn look(&mut self, value: &Value, path: &Path<'_>, depth: usize) -> Result<Look, Unsendable> {
+    /// A text that is too long for the JSON, alone or among others.
+    fn long(&mut self, value: &'v Value, path: &Path<'_>, len: usize) -> Look {
+        self.nodes += 1;
+        self.moving.push(Moving { value, path: path.text(), nodes: 1 });
+        Look { rides: true, long: len, ..Look::light(0) }
+    }
+
+    fn whole(&self, look: Look) -> Whole<'v> {
+        let (moving, nodes, room) = (self.moving.len(), self.nodes, self.room);
+        Whole { look, plain: Vec::new(), small: 0, moving, nodes, room }
+    }
+
+    fn look(
+        &mut self,
+        value: &'v Value,
+        path: &Path<'_>,
+        depth: usize,
+    ) -> Result<Look, Unsendable> {
         if depth > limits::VALUE_DEPTH {
             let refusal = Refusal::new(Reason::TooDeep, format!("at most {}", limits::VALUE_DEPTH));
             return Err(unsendable(value, path, vec![(RungId::INLINE, refusal)]));
         }
         Ok(match value {
             Value::Tensor(tensor) => {
-                self.memory(tensor, || Named::of(value, path));
+                self.memory(tensor, || Named::of(value, path.text()));
                 self.rides()
             }
             Value::Array(array) => {
-                let refusals = self.lower(value, Leaf::Array(array), path);
+                let refusals = self.lower(value, Leaf::Array(array), path.text());
                 refusals.map_err(|refusals| unsendable(value, path, refusals))?;
                 self.rides()
             }
             Value::Pickle(pickle) => {
-                let refusals = self.lower(value, Leaf::Pickle(pickle), path);
+                let refusals = self.lower(value, Leaf::Pickle(pickle), path.text());
                 refusals.map_err(|refusals| unsendable(value, path, refusals))?;
                 self.rides()
             }
             Value::Str(text) if text.len() > limits::INLINE_TEXT => {
-                self.blob(value, path);
-                self.rides()
+                self.long(value, path, text.len())
             }
             Value::Bytes(bytes) if bytes.len() > limits::INLINE_TEXT => {
-                self.blob(value, path);
-                self.rides()
+                self.long(value, path, bytes.len())
             }
             Value::Null | Value::Bool(_) => Look::light(5),
             Value::Int(number) => Look::light(digits(*number)),
@@ -194,49 +269,46 @@ impl<'s> Survey<'s> {
             Value::Str(text) => Look::light(quoted(text)),
             Value::Bytes(bytes) => Look::light(bytes.len().div_ceil(3) * 4 + 9),
             Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
-                let mut all = Look::light(10);
-                let mut plain = Plain::new();
+                let mut whole = self.whole(Look::light(10));
                 for (index, item) in items.iter().enumerate() {
                     let look = self.look(item, &path.then(Step::Index(index)), depth + 1)?;
-                    add(&mut all, &mut plain, (item, index, look));
+                    whole.add(item, index, look);
                 }
-                self.settle(value, all, plain, |_, index| path.then(Step::Index(index)))?
+                self.settle(value, whole, |_, index| path.then(Step::Index(index)))
             }
             Value::Map(map) => {
                 let keys = codec::has_plain_keys(map);
-                let mut all = Look::light(10);
-                let mut plain = Plain::new();
+                let mut whole = self.whole(Look::light(10));
                 for (index, (key, item)) in map.iter().enumerate() {
                     let entry = path.then(Step::of_entry(key, index));
                     if keys {
-                        all.weight += key.as_str().map_or(0, quoted) + 2;
+                        whole.look.weight += key.as_str().map_or(0, quoted) + 2;
                     } else {
                         let look = self.look(key, &entry, depth + 1)?;
-                        add(&mut all, &mut plain, (key, index, look));
+                        whole.add(key, index, look);
                     }
                     let look = self.look(item, &entry, depth + 1)?;
-                    add(&mut all, &mut plain, (item, index, look));
+                    whole.add(item, index, look);
                 }
                 let step = |index: usize| {
                     let entry = map.iter().as_slice().get(index);
                     entry.map_or(Step::Index(index), |(key, _)| Step::of_entry(key, index))
                 };
-                self.settle(value, all, plain, |_, index| path.then(step(index)))?
+                self.settle(value, whole, |_, index| path.then(step(index)))
             }
             Value::Object(object) => {
-                let mut all = Look { weight: object.tag().len() + 30, ..Look::RIDES };
-                let mut plain = Plain::new();
+                let mut whole = self.whole(Look::MEMORY);
                 let schema = path.then(Step::Key("schema"));
                 let look = self.look(object.schema(), &schema, depth + 1)?;
-                add(&mut all, &mut plain, (object.schema(), 0, look));
+                whole.add(object.schema(), 0, look);
                 for (index, part) in object.parts().iter().enumerate() {
                     let look = self.look(part, &path.then(Step::Index(index)), depth + 1)?;
-                    add(&mut all, &mut plain, (part, index, look));
+                    whole.add(part, index, look);
                 }
-                self.settle(value, all, plain, |part, index| {
+                self.settle(value, whole, |part, index| {
                     let is_schema = std::ptr::eq(part, object.schema());
                     path.then(if is_schema { Step::Key("schema") } else { Step::Index(index) })
-                })?
+                })
             }
             other => {
                 let refusals = vec![(RungId::INLINE, Reason::OtherKind.into())];
@@ -249,46 +321,41 @@ impl<'s> Survey<'s> {
     /// leaves of their own.
     fn settle<'p>(
         &mut self,
-        value: &Value,
-        all: Look,
-        plain: Plain<'_>,
+        value: &'v Value,
+        whole: Whole<'v>,
         path: impl Fn(&Value, usize) -> Path<'p>,
-    ) -> Result<Look, Unsendable> {
+    ) -> Look {
+        let all = whole.look;
         if !all.rides {
-            return Ok(all);
+            return all;
+        }
+        if !all.memory && all.weight > limits::INLINE_SUBTREE && self.pickles {
+            // Long texts, and too much around them: they go along, in one pickle.
+            self.moving.truncate(whole.moving);
+            (self.nodes, self.room) = (whole.nodes, whole.room);
+            return Look { rides: false, weight: all.weight.saturating_add(all.long), ..all };
         }
         self.mixed.insert(address(value));
-        // The container itself, and those of its parts that are small.
-        self.nodes += all.nodes - plain.iter().map(|(.., look)| look.nodes).sum::<usize>();
-        for (part, index, look) in plain {
-            self.plain(part, look, &path(part, index))?;
+        // The container itself, and what is small.
+        self.nodes += 1 + whole.small;
+        for (part, index, look) in whole.plain {
+            self.plain(part, look, &path(part, index));
         }
-        Ok(Look::RIDES)
+        all
     }
 
     /// A maximal subtree that rides no carrier as it is: whether it stays in the JSON is decided here and
     /// nowhere else.
-    fn plain(&mut self, value: &Value, look: Look, path: &Path<'_>) -> Result<(), Unsendable> {
-        if look.weight <= limits::INLINE_LEAF || look.weight <= self.room {
-            if look.weight > limits::INLINE_LEAF {
-                self.room -= look.weight;
-            }
+    fn plain(&mut self, value: &'v Value, look: Look, path: &Path<'_>) {
+        if look.weight <= limits::INLINE_LEAF {
             self.nodes += look.nodes;
-            return Ok(());
+        } else if look.weight <= self.room {
+            self.nodes += look.nodes;
+            self.room -= look.weight;
+        } else {
+            self.nodes += 1;
+            self.moving.push(Moving { value, path: path.text(), nodes: look.nodes });
         }
-        self.nodes += 1;
-        match value {
-            Value::Str(_) | Value::Bytes(_) => self.blob(value, path),
-            _ => {
-                if let Err(refusals) = self.lower(value, Leaf::Plain(value), path) {
-                    // The lowest rung may take it yet, where it is not too large for that one.
-                    if look.weight > limits::INLINE_SUBTREE {
-                        return Err(unsendable(value, path, refusals));
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Down the forms above the lowest until one takes the leaf.
@@ -296,23 +363,23 @@ impl<'s> Survey<'s> {
         &mut self,
         value: &Value,
         leaf: Leaf<'_>,
-        path: &Path<'_>,
+        path: String,
     ) -> Result<(), Vec<(RungId, Refusal)>> {
         let started = Instant::now();
         let mut declined = Vec::new();
+        let is_plain = matches!(leaf, Leaf::Plain(_));
         for (rung, form) in self.sessions.all() {
             if *rung == RungId::INLINE {
-                let refusal = match leaf {
-                    Leaf::Plain(_) => Reason::TooLarge,
-                    _ => Reason::OtherKind,
-                };
-                declined.push((rung.clone(), refusal.into()));
+                // What is plain may still be asked of it; nothing else is its business.
+                if !is_plain {
+                    declined.push((rung.clone(), Reason::OtherKind.into()));
+                }
                 continue;
             }
             match form.and_then(|form| form.lower(leaf)) {
                 Ok(lowered) => {
                     for view in &lowered.views {
-                        self.memory(view, || Named::of(value, path));
+                        self.memory(view, || Named::of(value, path.clone()));
                     }
                     let form = rung.clone();
                     let time = started.elapsed();
@@ -350,7 +417,7 @@ impl<'s> Survey<'s> {
         }
     }
 
-    fn blob(&mut self, value: &Value, path: &Path<'_>) {
+    fn blob(&mut self, value: &Value, path: String) {
         let storage = match value {
             // The text is borrowed for the call alone and a storage owns its memory; the copy is the
             // price of a String, and shows in the route.
@@ -366,21 +433,8 @@ impl<'s> Survey<'s> {
 }
 
 fn unsendable(value: &Value, path: &Path<'_>, refusals: Vec<(RungId, Refusal)>) -> Unsendable {
-    let Named { path, kind } = Named::of(value, path);
+    let Named { path, kind } = Named::of(value, path.text());
     Unsendable { path, kind, refusals }
-}
-
-/// Adds what a part is to what its container is.
-fn add<'v>(all: &mut Look, plain: &mut Plain<'v>, (part, index, look): (&'v Value, usize, Look)) {
-    all.rides |= look.rides;
-    all.weight += look.weight + 2;
-    all.nodes += look.nodes;
-    if look.rides {
-        // Counted where it was found.
-        all.nodes -= look.nodes;
-    } else if look.weight > limits::INLINE_LEAF {
-        plain.push((part, index, look));
-    }
 }
 
 /// Where what was seen went.
@@ -416,7 +470,7 @@ const BUNDLE_BYTES: usize = 16 << 20;
 pub(crate) type Table = Vec<(Arc<Storage>, Named)>;
 
 /// The second pass: what goes on which entry of the table.
-pub(crate) fn place(survey: Survey<'_>, blocks: Blocks) -> (Places, Table) {
+pub(crate) fn place(survey: Survey<'_, '_>, blocks: Blocks) -> (Places, Table) {
     let Survey { seen, by_storage, by_blob, .. } = survey;
     let mut table: Table = Vec::new();
     let mut places: Vec<Option<Place>> = vec![None; seen.len()];

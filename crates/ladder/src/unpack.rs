@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rung::{
-    Fault, Flags, Handle, Layout, Lendable, Lowered, Parcel, ParcelWire, Path, Reason, RungId,
-    Step, Storage, Tensor, Value,
+    Fault, Flags, Handle, Layout, Lendable, Lowered, Parcel, ParcelWire, Path, Reason, Room,
+    RungId, Step, Storage, Tensor, Value, limits,
 };
 use serde_json::value::RawValue;
 use tier_inline::codec::{self, Node, Unsplice};
@@ -104,7 +104,8 @@ pub(crate) struct Read {
 /// Whatever in it is not what the wire says.
 pub(crate) fn read(json: &str, table: &[Entry], sessions: &Sessions) -> Result<Read, Fault> {
     let room = table.iter().map(|entry| entry.storage.len()).sum();
-    let mut reader = Reader { sessions, table, arrivals: Vec::new(), room };
+    let raised = Room::of(room);
+    let mut reader = Reader { sessions, table, arrivals: Vec::new(), room, raised };
     let value = codec::decode(json, &mut reader)?;
     Ok(Read { value, arrivals: reader.arrivals })
 }
@@ -135,10 +136,15 @@ impl Namer<'_> {
         let from = self.arrivals.partition_point(|(node, _)| *node < self.node);
         match self.arrivals.get(from) {
             Some((node, leg)) if *node == self.node => {
-                self.route.legs.push(Leg { path: path.to_string(), ..leg.clone() });
+                self.route.legs.push(Leg { path: path.text(), ..leg.clone() });
                 self.node = end;
             }
             Some((node, _)) if *node < end => {
+                self.node += 1;
+                self.look_inside(value, path);
+            }
+            // An object is taken apart wherever it stands.
+            _ if has_object(value) => {
                 self.node += 1;
                 self.look_inside(value, path);
             }
@@ -148,7 +154,7 @@ impl Namer<'_> {
                 let _ = codec::encode(value, &mut json, &mut codec::Plain);
                 let what = What::Plain(value.kind());
                 let mut leg = inline(what, json.len());
-                leg.path = path.to_string();
+                leg.path = path.text();
                 self.route.legs.push(leg);
                 self.node = end;
             }
@@ -156,6 +162,10 @@ impl Namer<'_> {
     }
 
     fn look_inside(&mut self, value: &Value, path: &Path<'_>) {
+        if let Value::Object(object) = value {
+            let leg = inline(What::of(value), object.tag().len());
+            self.route.legs.push(Leg { path: path.text(), ..leg });
+        }
         match value {
             Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
                 for (index, item) in items.iter().enumerate() {
@@ -183,6 +193,17 @@ impl Namer<'_> {
     }
 }
 
+fn has_object(value: &Value) -> bool {
+    match value {
+        Value::Object(_) => true,
+        Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
+            items.iter().any(has_object)
+        }
+        Value::Map(map) => map.iter().any(|(key, item)| has_object(key) || has_object(item)),
+        _ => false,
+    }
+}
+
 fn inline(what: What, bytes: usize) -> Leg {
     Leg {
         path: String::new(),
@@ -203,6 +224,8 @@ struct Reader<'a> {
     /// How many bytes may still be copied out: many tags over one block are no reason to copy it many
     /// times.
     room: usize,
+    /// What the leaves that a form took may still become.
+    raised: Room,
 }
 
 fn content<'a, T: serde::Deserialize<'a>>(content: &'a RawValue) -> Result<T, Fault> {
@@ -263,14 +286,14 @@ impl Reader<'_> {
         let as_tensor = m.as_json() == "null" && p.len() == 1;
         let views = p.into_iter().map(|tag| self.tensor(tag)).collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = views.iter().map(Tensor::byte_count).fold(0, usize::saturating_add);
-        let form =
-            self.sessions.form(&r).ok_or_else(|| Fault::new(Reason::UnknownRung, r.as_str()))?;
-        let value = form.raise(Lowered { meta: m, views })?;
+        // What the lowest rung takes stands in the JSON, where it is counted.
+        let form = self.sessions.form(&r).filter(|_| r != RungId::INLINE);
+        let form = form.ok_or_else(|| Fault::new(Reason::UnknownRung, r.as_str()))?;
+        self.raised.take(views.len(), 0)?;
+        self.raised.depth = limits::VALUE_DEPTH + 1 - node.depth;
+        let value = form.raise(Lowered { meta: m, views }, &mut self.raised)?;
         let what = What::of(&value);
         let copied = matches!(what, What::Plain(_));
-        if copied {
-            self.charge(bytes)?;
-        }
         self.arrived(node, what, bytes, entry, u8::from(copied));
         if let Some((_, leg)) = self.arrivals.last_mut().filter(|_| !as_tensor) {
             leg.over = entry.is_some().then(|| leg.rung.clone());

@@ -174,7 +174,8 @@ impl Array {
         let mut step = field.descr.size();
         for &extent in field.shape.iter().rev() {
             steps.push(step as isize);
-            step *= extent.max(1);
+            // Too large only where there are no elements, and no stride is used.
+            step = step.saturating_mul(extent.max(1));
         }
         shape.extend(&field.shape);
         strides.extend(steps.iter().rev());

@@ -35,8 +35,11 @@
 //! `serde` hands primitives and containers to a serializer and nothing else. A tensor presents itself as a
 //! newtype of a name that only this module knows; on that name, and for that moment alone, the serializer
 //! of this module opens a slot of this thread, into which the tensor puts itself. The other way, a value's
-//! place in a table of this thread passes through the deserializer, as a byte string that nobody else can
-//! know; it survives being buffered, as `serde` does for flattened and untagged types.
+//! place in a table of this thread passes through the deserializer, under a key that nobody else can know; it
+//! survives being buffered, as `serde` does for flattened and untagged types.
+//!
+//! What `serde` buffers loses what it has no words for: in a flattened or untagged type, a tuple or set of a
+//! [`Value`] comes back as a list, and an integer of 65 to 128 bits is an error.
 
 mod de;
 mod ser;
@@ -144,12 +147,12 @@ enum Slot {
 /// What passes through deserializers of this thread.
 struct Table {
     sessions: usize,
-    nonce: u64,
+    nonce: [u8; 16],
     values: Vec<Value>,
 }
 
 impl Table {
-    const NEW: Self = Self { sessions: 0, nonce: 0, values: Vec::new() };
+    const NEW: Self = Self { sessions: 0, nonce: [0; 16], values: Vec::new() };
 }
 
 /// While one lives, values may be [deposited](deposit) and [found](find).
@@ -159,8 +162,10 @@ impl Session {
     fn begin() -> Self {
         TABLE.with_borrow_mut(|table| {
             if table.sessions == 0 {
-                // So that no bytes of a message can name a place in the table.
-                table.nonce = RandomState::new().hash_one(0u8);
+                // So that nothing in a message can name a place in the table.
+                let random = RandomState::new();
+                let (high, low) = (random.hash_one(0u8), random.hash_one(1u8));
+                table.nonce = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
             }
             table.sessions += 1;
         });
@@ -179,20 +184,17 @@ impl Drop for Session {
     }
 }
 
-/// Where a value is to be found, as bytes.
-fn deposit(value: Value) -> Vec<u8> {
+/// Keeps a value, and says where it is to be found: what this session alone knows, and a number.
+fn deposit(value: Value) -> (Vec<u8>, u64) {
     TABLE.with_borrow_mut(|table| {
         table.values.push(value);
-        let at = table.values.len() as u64 - 1;
-        [table.nonce.to_le_bytes(), at.to_le_bytes()].concat()
+        (table.nonce.to_vec(), table.values.len() as u64 - 1)
     })
 }
 
-fn find(place: &[u8]) -> Option<Value> {
-    let (nonce, at) = place.split_first_chunk::<8>()?;
-    let at = u64::from_le_bytes(at.try_into().ok()?);
+fn find(nonce: &[u8], at: i64) -> Option<Value> {
     TABLE.with_borrow(|table| {
-        let known = table.sessions > 0 && u64::from_le_bytes(*nonce) == table.nonce;
+        let known = table.sessions > 0 && nonce == table.nonce;
         // Not taken out: a type of several variants is tried more than once.
         table.values.get(usize::try_from(at).ok().filter(|_| known)?).cloned()
     })

@@ -23,16 +23,28 @@ pub const RANK: usize = 64;
 /// Bytes of a string or byte string that stays in the JSON; a longer one rides a carrier.
 pub const INLINE_TEXT: usize = 4 << 10;
 
+/// Bytes of a map's key that stays a key in the JSON; a longer one is a value like any other.
+pub const INLINE_KEY: usize = 128;
+
+/// Bytes of metadata that a form writes into the JSON, if it can put them elsewhere.
+pub const INLINE_META: usize = 256;
+
 /// Encoded bytes of the tensor-free subtrees that stay in the JSON of one message, but for small ones
 /// ([`INLINE_LEAF`]): what is larger rides a block, as text, bytes or a pickle.
 pub const INLINE_SUBTREE: usize = 64 << 10;
 
 /// Encoded bytes of a tensor-free subtree that stays in the JSON whatever else does: about what naming it
 /// on a block would take.
-pub const INLINE_LEAF: usize = 512;
+pub const INLINE_LEAF: usize = 256;
 
 /// Values in one pickle that is decoded, at most: each is one byte there at least, and tens here.
 pub const PICKLE_NODES: usize = 16_000_000;
+
+/// Bytes of text that the pickles of one message may become, at least; and four times what its blocks have.
+pub const RAISED_BYTES: usize = 256 << 20;
+
+/// Views of one leaf that a form took, at most.
+pub const LEAF_VIEWS: usize = 4_096;
 
 /// Nesting of NumPy's structured dtypes, at most.
 pub const DESCR_DEPTH: usize = 32;

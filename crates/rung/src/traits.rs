@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::array::Array;
+use crate::limits;
 use crate::parcel::{LeaseId, Meta, Offer, Parcel, Receipt, RungId};
 use crate::pickle::OpaquePickle;
 use crate::reason::{Fault, Reason, Refusal};
@@ -163,6 +164,66 @@ pub struct Lowered {
     pub views: Vec<Tensor>,
 }
 
+/// What raising the leaves of one message may still make: a few bytes can say a lot.
+///
+/// A form that makes a value of what it reads takes from it before it makes it; one that hands out views of
+/// the memory that came makes nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Room {
+    /// Values.
+    pub nodes: usize,
+    /// Bytes of text and byte strings.
+    pub bytes: usize,
+    /// Bytes of views that are read through: many leaves over one block are no reason to read it many times.
+    pub read: usize,
+    /// Levels that the value may have where it stands.
+    pub depth: usize,
+}
+
+impl Room {
+    /// For a message whose blocks have so many bytes.
+    #[must_use]
+    pub fn of(bytes: usize) -> Self {
+        Self {
+            // What is referred to twice is there twice; Python does so with every word it meets again.
+            nodes: bytes.saturating_mul(16).clamp(limits::NODES, limits::PICKLE_NODES),
+            bytes: bytes.saturating_mul(4).max(limits::RAISED_BYTES),
+            read: bytes,
+            depth: limits::VALUE_DEPTH,
+        }
+    }
+
+    /// Takes what is about to be read through.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::TooLarge`] where the message has not so much.
+    pub fn read(&mut self, bytes: usize) -> Result<(), Refusal> {
+        self.read = self.read.checked_sub(bytes).ok_or_else(|| {
+            Refusal::new(Reason::TooLarge, "more bytes to read than the message has")
+        })?;
+        Ok(())
+    }
+
+    /// Takes what is about to be made.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::TooLarge`] where there is not so much left.
+    pub fn take(&mut self, nodes: usize, bytes: usize) -> Result<(), Refusal> {
+        match (self.nodes.checked_sub(nodes), self.bytes.checked_sub(bytes)) {
+            (Some(nodes), Some(bytes)) => {
+                (self.nodes, self.bytes) = (nodes, bytes);
+                Ok(())
+            }
+            _ => {
+                let detail = format!("{nodes} values with {bytes} bytes of text, of so few bytes");
+                Err(Refusal::new(Reason::TooLarge, detail))
+            }
+        }
+    }
+}
+
 /// Turns leaves into metadata and views of memory, and back.
 pub trait Form: Send + Sync {
     /// Takes a leaf apart.
@@ -176,8 +237,8 @@ pub trait Form: Send + Sync {
     ///
     /// # Errors
     ///
-    /// A fault where the metadata or the views are not what [`Self::lower`] makes.
-    fn raise(&self, lowered: Lowered) -> Result<Value, Fault>;
+    /// A fault where the metadata or the views are not what [`Self::lower`] makes, or there is no room.
+    fn raise(&self, lowered: Lowered, room: &mut Room) -> Result<Value, Fault>;
 }
 
 /// Whether the peer is trusted not to write memory that it lent; made by those who can tell.

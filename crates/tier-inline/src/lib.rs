@@ -5,7 +5,7 @@
 //! hold tensors are written by it, with the tensors spliced in by whoever moves them.
 //!
 //! ```
-//! use rung::{Leaf, Rung, Session, Trust, Value};
+//! use rung::{Leaf, Room, Rung, Session, Trust, Value};
 //! use tier_inline::Inline;
 //!
 //! let offer = Inline.probe()?;
@@ -14,7 +14,7 @@
 //! let value = Value::map([("nan", Value::from(f64::NAN)), ("pair", Value::tuple([1, 2]))]);
 //! let lowered = form.lower(Leaf::Plain(&value))?;
 //! assert_eq!(lowered.meta.as_json(), r#"{"nan":{"$f":"7ff8000000000000"},"pair":{"$t":[1,2]}}"#);
-//! assert_eq!(form.raise(lowered)?, value);
+//! assert_eq!(form.raise(lowered, &mut Room::of(0))?, value);
 //! # Ok::<(), rung::Fault>(())
 //! ```
 //!
@@ -25,8 +25,8 @@
 pub mod codec;
 
 use rung::{
-    Fault, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Rung, RungId, Session, Trust, Value,
-    limits,
+    Fault, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Room, Rung, RungId, Session, Trust,
+    Value, limits,
 };
 
 /// The version of the grammar in [`codec`].
@@ -88,7 +88,7 @@ impl Form for InlineForm {
         Ok(Lowered { meta, views: Vec::new() })
     }
 
-    fn raise(&self, lowered: Lowered) -> Result<Value, Fault> {
+    fn raise(&self, lowered: Lowered, _room: &mut Room) -> Result<Value, Fault> {
         codec::decode(lowered.meta.as_json(), &mut codec::Plain)
     }
 }

@@ -4,7 +4,7 @@
 //! as the bytes of its elements, with its type in the JSON. No element is copied or converted on the way.
 //!
 //! ```
-//! use rung::{Array, Leaf, Rung, Session, Trust, Value};
+//! use rung::{Array, Leaf, Room, Rung, Session, Trust, Value};
 //! use tier_numpy::Numpy;
 //!
 //! let offer = Numpy.probe()?;
@@ -13,7 +13,7 @@
 //! let times = Array::from_bytes(vec![0; 16], "<M8[ns]".parse()?, &[2])?;
 //! let lowered = form.lower(Leaf::Array(&times))?;
 //! assert_eq!(lowered.meta.as_json(), r#""<M8[ns]""#);
-//! assert_eq!(form.raise(lowered)?, Value::from(times));
+//! assert_eq!(form.raise(lowered, &mut Room::of(0))?, Value::from(times));
 //! # Ok::<(), rung::Fault>(())
 //! ```
 //!
@@ -33,9 +33,11 @@ mod literal;
 pub mod npy;
 pub mod views;
 
+use std::sync::Arc;
+
 use rung::{
-    Array, Fault, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Rung, RungId, Session, Trust,
-    Value,
+    Array, Fault, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Room, Rung, RungId, Session,
+    Storage, Tensor, Trust, Value, limits,
 };
 
 pub use views::{copy_ndarray, from_ndarray, to_ndarray, view};
@@ -72,24 +74,42 @@ impl Rung for Numpy {
 struct NumpyForm;
 
 impl Form for NumpyForm {
-    /// As a tensor and null, or as cells of bytes and the type.
+    /// As a tensor and null, or as cells of bytes and the type; where that is long, it is a view of its own.
     fn lower(&self, leaf: Leaf<'_>) -> Result<Lowered, Refusal> {
         let Leaf::Array(array) = leaf else {
             return Err(Reason::OtherKind.into());
         };
-        Ok(match array.to_tensor() {
-            Ok(tensor) => Lowered { meta: Meta::write(&())?, views: vec![tensor] },
-            Err(_) => {
-                Lowered { meta: Meta::write(array.descr())?, views: vec![array.cells().clone()] }
-            }
-        })
+        if let Ok(tensor) = array.to_tensor() {
+            return Ok(Lowered { meta: Meta::write(&())?, views: vec![tensor] });
+        }
+        let (descr, cells) = (Meta::write(array.descr())?, array.cells().clone());
+        if descr.as_json().len() <= limits::INLINE_META {
+            return Ok(Lowered { meta: descr, views: vec![cells] });
+        }
+        let text = Storage::from_bytes(descr.as_json().to_owned());
+        let text = Tensor::all_bytes(Arc::new(text));
+        Ok(Lowered { meta: Meta::write(&TYPE_IN_A_VIEW)?, views: vec![cells, text] })
     }
 
-    fn raise(&self, lowered: Lowered) -> Result<Value, Fault> {
-        let Lowered { meta, views } = lowered;
+    fn raise(&self, lowered: Lowered, _room: &mut Room) -> Result<Value, Fault> {
+        let Lowered { meta, mut views } = lowered;
+        let meta = if meta.read::<u32>().ok() == Some(TYPE_IN_A_VIEW) {
+            let text = views.pop().ok_or_else(|| bad("a type in no view"))?;
+            if text.byte_count() > limits::NPY_HEADER {
+                return Err(Fault::new(
+                    Reason::OverCap,
+                    format!("a type of {} bytes", text.byte_count()),
+                ));
+            }
+            let text =
+                String::from_utf8(text.to_bytes()?).map_err(|_| bad("a type that is no text"))?;
+            Meta::from_json(text)?
+        } else {
+            meta
+        };
         let count = views.len();
         let Ok([view]) = <[_; 1]>::try_from(views) else {
-            return Err(Fault::new(Reason::BadMetadata, format!("an array of {count} views")));
+            return Err(bad(&format!("an array of {count} views")));
         };
         let array = match meta.read::<Option<rung::Descr>>()? {
             None => Array::from_tensor(&view)?,
@@ -97,4 +117,11 @@ impl Form for NumpyForm {
         };
         Ok(array.into())
     }
+}
+
+/// Metadata that says where the type is: as JSON, in the last view.
+const TYPE_IN_A_VIEW: u32 = 1;
+
+fn bad(detail: &str) -> Fault {
+    Fault::new(Reason::BadMetadata, detail)
 }

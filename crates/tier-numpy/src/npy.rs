@@ -10,6 +10,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "npz")]
+use std::io::Read;
 use std::io::{self, Write};
 
 use bytes::Bytes;
@@ -259,17 +261,22 @@ pub fn write(array: &Array, mut file: impl Write) -> Result<(), NpyError> {
     Ok(file.flush()?)
 }
 
-/// Reads every array of a `.npz` archive, by its name there without `.npy`.
+/// Reads every array of a `.npz` archive, by its name there without `.npy`: `most` bytes of all together, since
+/// a short archive can become anything.
 ///
 /// # Errors
 ///
-/// [`NpyError::Archive`], and as [`read`].
+/// [`NpyError::Archive`], [`NpyError::Malformed`] past `most`, and as [`read`].
 #[cfg(feature = "npz")]
-pub fn read_npz(archive: impl io::Read + io::Seek) -> Result<Vec<(String, Array)>, NpyError> {
+pub fn read_npz(
+    archive: impl io::Read + io::Seek,
+    most: u64,
+) -> Result<Vec<(String, Array)>, NpyError> {
+    let mut left = most;
     let mut archive = zip::ZipArchive::new(archive)?;
     let mut arrays = Vec::new();
     for index in 0..archive.len() {
-        let mut entry = archive.by_index(index)?;
+        let entry = archive.by_index(index)?;
         let name = entry.name()?.to_string();
         let Some(name) = name.strip_suffix(".npy") else {
             return Err(malformed(format!("{name:?} in the archive")));
@@ -277,7 +284,10 @@ pub fn read_npz(archive: impl io::Read + io::Seek) -> Result<Vec<(String, Array)
         let name = name.to_owned();
         let mut file = Vec::new();
         // What the archive says of the size is not believed before the bytes are there.
-        io::copy(&mut entry, &mut file)?;
+        let read_so_far = io::copy(&mut entry.take(left.saturating_add(1)), &mut file)?;
+        left = left
+            .checked_sub(read_so_far)
+            .ok_or_else(|| malformed(format!("over {most} bytes in the archive")))?;
         arrays.push((name, read(file)?));
     }
     Ok(arrays)
@@ -389,7 +399,10 @@ mod tests {
         let two = Array::from_bytes(vec![0; 8], "<M8[ns]".parse().unwrap(), &[]).unwrap();
         let mut archive = io::Cursor::new(Vec::new());
         write_npz([("one", &one), ("two", &two)], &mut archive).unwrap();
-        let back = read_npz(archive).unwrap();
+        let file = archive.into_inner();
+        let back = read_npz(io::Cursor::new(&file), 1 << 20).unwrap();
+        let error = read_npz(io::Cursor::new(&file), 200).unwrap_err().to_string();
+        assert!(error.contains("over 200 bytes"), "{error}");
         assert_eq!(back, [("one".to_owned(), one), ("two".to_owned(), two)]);
     }
 

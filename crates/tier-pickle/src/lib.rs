@@ -44,8 +44,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rung::{
-    Fault, Form, Leaf, Lowered, Meta, Offer, OpaquePickle, Reason, Refusal, Rung, RungId, Session,
-    Storage, Tensor, Trust, Value,
+    Fault, Form, Leaf, Lowered, Meta, Offer, OpaquePickle, Reason, Refusal, Room, Rung, RungId,
+    Session, Storage, Tensor, Trust, Value,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -55,24 +55,29 @@ pub use writer::dump;
 /// The version of what this rung writes.
 const FORMAT: u32 = 1;
 
-/// Pickles any value that `serde` can serialize, by serde-pickle, in Python's protocol 3.
+/// Pickles any value that `serde` can serialize.
+///
+/// As serde-pickle writes it (a struct is a dictionary, a variant its name or a dictionary of one entry), with
+/// integers of any size.
 ///
 /// # Errors
 ///
-/// [`Reason::OtherKind`] for what a pickle has no words for, memory of a tensor above all.
-pub fn to_pickle<T: Serialize>(value: &T) -> Result<OpaquePickle, Refusal> {
-    let bytes = serde_pickle::to_vec(value, serde_pickle::SerOptions::new());
-    bytes.map(OpaquePickle::new).map_err(|error| Refusal::new(Reason::OtherKind, error.to_string()))
+/// [`Reason::OtherKind`] for what a pickle has no words for, memory of a tensor above all, or what its
+/// `Serialize` answers; [`Reason::TooDeep`].
+pub fn to_pickle<T: Serialize + ?Sized>(value: &T) -> Result<OpaquePickle, Refusal> {
+    let value = rung::to_value(value);
+    let value = value.map_err(|error| Refusal::new(Reason::OtherKind, error.to_string()))?;
+    dump(&value).map(OpaquePickle::new)
 }
 
 /// Opens a pickle as a type, whoever pickled it.
 ///
 /// # Errors
 ///
-/// As [`open`]; [`Reason::UnknownType`] where the data are not that type's.
+/// As [`open`]; [`Reason::BadMetadata`] where the data are not that type's.
 pub fn from_pickle<T: DeserializeOwned>(pickle: &OpaquePickle) -> Result<T, Refusal> {
     let value = open(pickle)?;
-    rung::from_value(value).map_err(|error| Refusal::new(Reason::UnknownType, error.to_string()))
+    rung::from_value(value).map_err(|error| Refusal::new(Reason::BadMetadata, error.to_string()))
 }
 
 /// Opens a pickle that holds plain data.
@@ -83,10 +88,15 @@ pub fn from_pickle<T: DeserializeOwned>(pickle: &OpaquePickle) -> Result<T, Refu
 /// [`Reason::TooDeep`], [`Reason::TooLarge`] and [`Reason::BadMetadata`] for what should not be; or a
 /// refusal where its memory cannot be read.
 pub fn open(pickle: &OpaquePickle) -> Result<Value, Refusal> {
+    open_within(pickle, &mut Room::of(pickle.stream().byte_count()))
+}
+
+fn open_within(pickle: &OpaquePickle, room: &mut Room) -> Result<Value, Refusal> {
     if !pickle.buffers().is_empty() {
         return Err(Refusal::new(Reason::NotPlain, "buffers outside of the stream"));
     }
-    machine::run(&pickle.bytes()?)
+    room.read(pickle.stream().byte_count())?;
+    machine::run(&pickle.bytes()?, room)
 }
 
 /// A pickle's bytes as a value: opened where they are plain data, and otherwise held as they are.
@@ -96,7 +106,7 @@ pub fn open(pickle: &OpaquePickle) -> Result<Value, Refusal> {
 /// [`Reason::TooDeep`], [`Reason::TooLarge`] and [`Reason::BadMetadata`].
 pub fn load(bytes: impl Into<Bytes>) -> Result<Value, Refusal> {
     let bytes = bytes.into();
-    match machine::run(&bytes) {
+    match machine::run(&bytes, &mut Room::of(bytes.len())) {
         Err(refusal) if matches!(refusal.reason(), Reason::NotPlain | Reason::Recursive) => {
             Ok(OpaquePickle::new(bytes).into())
         }
@@ -154,7 +164,7 @@ impl Form for PickleForm {
         }
     }
 
-    fn raise(&self, lowered: Lowered) -> Result<Value, Fault> {
+    fn raise(&self, lowered: Lowered, room: &mut Room) -> Result<Value, Fault> {
         let Lowered { meta, views } = lowered;
         let mut views = views.into_iter();
         let stream =
@@ -162,7 +172,7 @@ impl Form for PickleForm {
         let pickle = OpaquePickle::from_tensors(stream, views.collect())?;
         match meta.read::<String>()?.as_str() {
             SHUT => Ok(pickle.into()),
-            VALUE => Ok(open(&pickle)?),
+            VALUE => Ok(open_within(&pickle, room)?),
             other => {
                 let shown: String = other.chars().take(16).collect();
                 Err(Fault::new(Reason::BadMetadata, format!("a pickle that is {shown:?}")))

@@ -7,12 +7,9 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use rung::{Map, Reason, Refusal, Value, limits};
+use rung::{Map, Reason, Refusal, Room, Value, limits};
 
 use crate::ops::{Op, Ops, malformed};
-
-/// Text and bytes of the tree, at least this much; and four times what the pickle has.
-const COPIED: usize = 256 << 20;
 
 #[derive(Debug)]
 enum Node {
@@ -72,8 +69,8 @@ fn not_plain<T>(what: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::NotPlain(what.into()))
 }
 
-/// The value that a pickle holds.
-pub(crate) fn run(bytes: &[u8]) -> Result<Value, Refusal> {
+/// The value that a pickle holds, where there is room for it.
+pub(crate) fn run(bytes: &[u8], room: &mut Room) -> Result<Value, Refusal> {
     let mut machine = Machine {
         bytes,
         ops: Ops::new(bytes),
@@ -81,12 +78,14 @@ pub(crate) fn run(bytes: &[u8]) -> Result<Value, Refusal> {
         stack: Vec::new(),
         marks: Vec::new(),
         memo: HashMap::new(),
+        copied: 0,
     };
     match machine.run() {
         Ok(root) => {
-            let mut measures = Measures { machine: &machine, known: HashMap::new() };
+            let most = room.depth.min(limits::VALUE_DEPTH);
+            let mut measures = Measures { machine: &machine, known: HashMap::new(), most };
             let all = measures.of(root, 1)?;
-            all.check(bytes.len())?;
+            room.take(all.nodes, all.text)?;
             machine.value(root)
         }
         Err(Stop::Refused(refusal)) => Err(refusal),
@@ -107,6 +106,8 @@ struct Machine<'a> {
     marks: Vec<usize>,
     /// By the numbers that the pickle gives, which may have gaps.
     memo: HashMap<usize, u32>,
+    /// Items and bytes that calls made again of what was there.
+    copied: usize,
 }
 
 impl Machine<'_> {
@@ -115,6 +116,11 @@ impl Machine<'_> {
             let op = self.ops.next()?;
             if let Some(root) = self.step(op)? {
                 return Ok(root);
+            }
+            // What an instruction of one byte leaves behind takes tens.
+            let held = self.stack.len() + self.marks.len() + self.memo.len();
+            if held > limits::PICKLE_NODES {
+                return Err(Refusal::new(Reason::TooLarge, "the stack of a pickle").into());
             }
         }
     }
@@ -235,7 +241,6 @@ impl Machine<'_> {
                 let node = self.memo.get(&index).copied();
                 let node = node.ok_or_else(|| malformed(format!("no {index} in the memo")))?;
                 self.stack.push(node);
-                self.check_stack()?;
             }
             Op::Global(module, name) => self.global(module, name)?,
             Op::StackGlobal => {
@@ -262,14 +267,6 @@ impl Machine<'_> {
         self.stack.push(self.nodes.len() as u32);
         self.nodes.push(node);
         Ok(())
-    }
-
-    /// What is put on the stack without being made is bounded too.
-    fn check_stack(&self) -> Result<(), Stop> {
-        if self.stack.len() <= limits::PICKLE_NODES {
-            return Ok(());
-        }
-        Err(Refusal::new(Reason::TooLarge, "the stack of a pickle").into())
     }
 
     /// The height below which nothing may be taken: that of the last mark.
@@ -335,6 +332,15 @@ impl Machine<'_> {
         }
     }
 
+    /// A call may be made of one thing again and again: what all of them copy is about what a pickle has.
+    fn copied(&mut self, more: usize) -> Result<(), Refusal> {
+        self.copied = self.copied.saturating_add(more);
+        if self.copied > self.bytes.len().max(1 << 20) {
+            return Err(Refusal::new(Reason::TooLarge, "what the calls of a pickle make"));
+        }
+        Ok(())
+    }
+
     fn reduce(&mut self) -> Result<(), Stop> {
         let (arguments, call) = (self.pop()?, self.pop()?);
         let Some(Node::Call(call)) = self.nodes.get(call as usize) else {
@@ -343,10 +349,16 @@ impl Machine<'_> {
         let Some(Node::Tuple(arguments)) = self.nodes.get(arguments as usize) else {
             return Err(malformed("a call without its arguments").into());
         };
-        let node = match (call, arguments.as_slice()) {
+        // At most two matter; a longer tuple is none of the calls that are known.
+        let arguments: Vec<u32> = arguments.iter().copied().take(3).collect();
+        let node = match (*call, arguments.as_slice()) {
             (Call::Set, [items]) => match self.nodes.get(*items as usize) {
                 // What is done to the list later does not change the set.
-                Some(Node::List(items)) => Node::Set(items.clone()),
+                Some(Node::List(items)) => {
+                    let items = items.clone();
+                    self.copied(items.len())?;
+                    Node::Set(items)
+                }
                 _ => return not_plain("builtins.set of no list"),
             },
             (Call::Set, []) => Node::Set(Vec::new()),
@@ -354,7 +366,9 @@ impl Machine<'_> {
             (Call::Encode, [text, codec]) if self.text(*codec) == Some("latin1") => {
                 let text = self.text(*text).ok_or_else(|| malformed("no text to encode"))?;
                 let bytes: Option<Box<[u8]>> = text.chars().map(|c| u8::try_from(c).ok()).collect();
-                Node::OwnedBytes(bytes.ok_or_else(|| malformed("no latin1 in a byte string"))?)
+                let bytes = bytes.ok_or_else(|| malformed("no latin1 in a byte string"))?;
+                self.copied(bytes.len())?;
+                Node::OwnedBytes(bytes)
             }
             _ => return not_plain("a call with other arguments"),
         };
@@ -384,20 +398,22 @@ fn pairs(items: &[u32]) -> Result<Vec<(u32, u32)>, Refusal> {
     Ok(pairs.map(|pair| (pair[0], pair[1])).collect())
 }
 
-/// From decimal digits, as `int` reads them.
-fn integer(digits: &str) -> Result<Node, Refusal> {
-    let plain = digits.trim().trim_start_matches('+');
-    if let Ok(number) = plain.parse() {
-        return Ok(Node::Int(number));
-    }
-    match Value::integer(plain)? {
-        Value::Int(number) => Ok(Node::Int(number)),
-        _ => Ok(Node::Big(plain.into())),
+/// From decimal digits, as Python writes them. Other notations that Python reads are left to it, and so are
+/// integers that a value does not hold.
+fn integer(digits: &str) -> Result<Node, Stop> {
+    match Value::integer(digits) {
+        Ok(Value::Int(number)) => Ok(Node::Int(number)),
+        Ok(_) => Ok(Node::Big(digits.into())),
+        Err(refusal) if refusal.reason() == Reason::TooLarge => not_plain(refusal.to_string()),
+        Err(_) if digits.bytes().any(|byte| byte.is_ascii_digit()) => {
+            not_plain("an integer in another notation")
+        }
+        Err(_) => Err(malformed("no integer").into()),
     }
 }
 
 /// From little-endian two's complement.
-fn long(bytes: &[u8]) -> Result<Node, Refusal> {
+fn long(bytes: &[u8]) -> Result<Node, Stop> {
     let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
     let filler = if negative { 0xff } else { 0 };
     if bytes.len() <= 16 {
@@ -411,7 +427,7 @@ fn long(bytes: &[u8]) -> Result<Node, Refusal> {
     }
     // As many bytes as the digits that are allowed need at most.
     if bytes.len() > limits::BIG_INT_DIGITS * 5 / 12 + 1 {
-        return Err(Refusal::new(Reason::TooLarge, format!("an integer of {} bytes", bytes.len())));
+        return not_plain(format!("an integer of {} bytes", bytes.len()));
     }
     let mut magnitude: Vec<u8> = bytes.to_vec();
     if negative {
@@ -458,6 +474,12 @@ fn unescaped(bytes: &[u8]) -> Result<Option<String>, Refusal> {
         let digits = match (first, after) {
             (b'\\', [b'u', ..]) => 4,
             (b'\\', [b'U', ..]) => 8,
+            // What follows any other backslash is itself, a backslash too.
+            (b'\\', [second, after @ ..]) => {
+                text.extend([char::from(*first), char::from(*second)]);
+                rest = after;
+                continue;
+            }
             _ => {
                 text.push(char::from(*first));
                 rest = after;
@@ -489,20 +511,6 @@ struct Measure {
 
 impl Measure {
     const LEAF: Self = Self { nodes: 1, text: 0, height: 1 };
-
-    /// What is referred to twice is there twice: a short pickle may say a lot, but not everything.
-    fn check(self, pickle: usize) -> Result<(), Refusal> {
-        let nodes = pickle.saturating_mul(16).clamp(limits::NODES, limits::PICKLE_NODES);
-        if self.nodes > nodes {
-            let detail = format!("{} values in a pickle of {pickle} bytes", self.nodes);
-            return Err(Refusal::new(Reason::TooLarge, detail));
-        }
-        if self.text > COPIED.max(pickle.saturating_mul(4)) {
-            let detail = format!("{} bytes of text in a pickle of {pickle}", self.text);
-            return Err(Refusal::new(Reason::TooLarge, detail));
-        }
-        Ok(())
-    }
 }
 
 /// Before anything is built: each container is looked into once, however often it is referred to.
@@ -510,6 +518,8 @@ struct Measures<'m, 'a> {
     machine: &'m Machine<'a>,
     /// Of containers; none yet of those that are being measured.
     known: HashMap<u32, Option<Measure>>,
+    /// Levels, at most.
+    most: usize,
 }
 
 impl Measures<'_, '_> {
@@ -521,6 +531,7 @@ impl Measures<'_, '_> {
             }
             Node::Owned(text) => Measure { text: text.len(), ..Measure::LEAF },
             Node::OwnedBytes(bytes) => Measure { text: bytes.len(), ..Measure::LEAF },
+            Node::Big(digits) => Measure { text: digits.len(), ..Measure::LEAF },
             Node::Call(_) => {
                 return Err(Refusal::new(Reason::NotPlain, "a function, not called"));
             }
@@ -541,16 +552,17 @@ impl Measures<'_, '_> {
         depth: usize,
         parts: &mut dyn Iterator<Item = u32>,
     ) -> Result<Measure, Refusal> {
-        let too_deep = || Refusal::new(Reason::TooDeep, format!("at most {}", limits::VALUE_DEPTH));
+        let most = self.most;
+        let too_deep = || Refusal::new(Reason::TooDeep, format!("at most {}", most));
         match self.known.get(&at) {
             Some(None) => return Err(Reason::Recursive.into()),
-            Some(Some(known)) if depth + known.height - 1 > limits::VALUE_DEPTH => {
+            Some(Some(known)) if depth + known.height - 1 > most => {
                 return Err(too_deep());
             }
             Some(Some(known)) => return Ok(*known),
             None => {}
         }
-        if depth > limits::VALUE_DEPTH {
+        if depth > most {
             return Err(too_deep());
         }
         self.known.insert(at, None);
@@ -561,12 +573,17 @@ impl Measures<'_, '_> {
             all.text = all.text.saturating_add(part.text);
             all.height = all.height.max(part.height + 1);
         }
-        if depth + all.height - 1 > limits::VALUE_DEPTH {
+        if depth + all.height - 1 > most {
             return Err(too_deep());
         }
         self.known.insert(at, Some(all));
         Ok(all)
     }
+}
+
+/// To Python two NaNs are two keys; to a value they are one, and nothing may get lost.
+fn twice() -> Refusal {
+    Refusal::new(Reason::NotPlain, "a key or an item of a set that stands there twice")
 }
 
 /// From the graph to a tree, once it has been [measured](Measures).
@@ -588,10 +605,20 @@ impl Machine<'_> {
             Node::OwnedBytes(bytes) => Value::bytes(bytes.to_vec()),
             Node::List(items) => Value::List(self.items(items)?),
             Node::Tuple(items) => Value::Tuple(self.items(items)?),
-            Node::Set(items) => Value::set(self.items(items)?),
+            Node::Set(items) => {
+                let set = Value::set(self.items(items)?);
+                if set.items().map(<[Value]>::len) != Some(items.len()) {
+                    return Err(twice());
+                }
+                set
+            }
             Node::Dict(entries) => {
                 let read = |(key, value): &(u32, u32)| Ok((self.value(*key)?, self.value(*value)?));
-                Value::Map(entries.iter().map(read).collect::<Result<Map, Refusal>>()?)
+                let map = entries.iter().map(read).collect::<Result<Map, Refusal>>()?;
+                if map.len() != entries.len() {
+                    return Err(twice());
+                }
+                Value::Map(map)
             }
             Node::Call(_) => {
                 return Err(Refusal::new(Reason::NotPlain, "a function, not called"));

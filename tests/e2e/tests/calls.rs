@@ -362,6 +362,11 @@ fn bulk_never_crosses_the_socket() -> Outcome {
         let schema = Value::map([("index", Value::from(index)), ("name", "x".repeat(90).into())]);
         Object::new("tests/mesh", 1, schema, vec![records()?.into()]).map(Value::from).map_err(text)
     };
+    let fields = |count: usize| {
+        let field = |i| rung::Field::new(format!("a field {i}"), ">f8".parse().unwrap());
+        let descr = ladder::Descr::record((0..count).map(field).collect()).unwrap();
+        Array::from_bytes(vec![1; 8 * count], descr, &[1]).unwrap()
+    };
     // Nothing here is bulk by itself, and all of it is too much for the JSON.
     let many = |items: &dyn Fn() -> Value| Value::list((0..100).map(|_| items()));
     let beside = |value: Value| Ok::<_, String>(Value::list([leaves(1, 10)?, value]));
@@ -383,6 +388,21 @@ fn bulk_never_crosses_the_socket() -> Outcome {
         }),
         (2, beside(many(&|| Value::bytes(vec![1; 3000])))?),
         (100, Value::list((0..100).map(|_| OpaquePickle::new(vec![b'.'; 3000])))),
+        // Long texts among many other things, keys as long as texts, and types of many fields.
+        (
+            1,
+            Value::list((0..1_500_000).map(|i| match i {
+                7 => Value::from("z".repeat(5000)),
+                _ => Value::from(0.5),
+            })),
+        ),
+        (
+            2000,
+            Value::map(
+                (0..1000).map(|i| ("k".repeat(4000) + &i.to_string(), leaves(1, 8).unwrap())),
+            ),
+        ),
+        (1000, Value::list((0..1000).map(|_| fields(60)))),
     ];
     for (index, (count, value)) in values.into_iter().enumerate() {
         let before = worker.traffic();

@@ -94,7 +94,8 @@ fn pickles_and_arrays_go_both_ways() {
         tier_numpy::npy::write_npz([(stem, &array)], back).unwrap();
     }
     for name in ["some.npz", "packed.npz"] {
-        let archive = tier_numpy::npy::read_npz(std::fs::File::open(at(name)).unwrap()).unwrap();
+        let archive =
+            tier_numpy::npy::read_npz(std::fs::File::open(at(name)).unwrap(), 1 << 20).unwrap();
         for (name, array) in &archive {
             let alone = tier_numpy::npy::read(std::fs::read(at(&format!("{name}.npy"))).unwrap());
             assert_eq!(*array, alone.unwrap(), "{name}");
@@ -110,11 +111,12 @@ fn records_that_numpy_wrote_have_their_fields() {
     let folder = written();
     let record = tier_numpy::npy::read(std::fs::read(folder.path().join("record.npy")).unwrap());
     let record: Array = record.unwrap();
-    let c: Tensor = record.field("a").unwrap().field("c").unwrap().to_tensor().unwrap_or_else(|_| {
-        // Not every two bytes begin an i2 of 26-byte records; their bytes can still be had.
-        let bytes = record.field("a").unwrap().field("c").unwrap().to_bytes().unwrap();
-        Tensor::from_bytes(bytes, ladder::DType::I16, &[3, 3]).unwrap()
-    });
+    let c: Tensor =
+        record.field("a").unwrap().field("c").unwrap().to_tensor().unwrap_or_else(|_| {
+            // Not every two bytes begin an i2 of 26-byte records; their bytes can still be had.
+            let bytes = record.field("a").unwrap().field("c").unwrap().to_bytes().unwrap();
+            Tensor::from_bytes(bytes, ladder::DType::I16, &[3, 3]).unwrap()
+        });
     assert_eq!(c.to_vec::<i16>().unwrap(), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
     let text = tier_numpy::npy::read(std::fs::read(folder.path().join("titled.npy")).unwrap());
     let text = text.unwrap();

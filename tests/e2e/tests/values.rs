@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use ladder::{
     Array, CallErrorKind, CallOptions, Channel, Command, DType, Methods, Object, OpaquePickle,
-    Registry, RungId, Tensor, TensorMut, Value, Worker,
+    Registry, RungId, Tensor, TensorMut, Value, What, Worker,
 };
 use rung::{Reason, Refusal};
 use serde::{Deserialize, Serialize};
@@ -138,7 +138,7 @@ fn work(channel: &Channel) -> ExitCode {
         .on("echo", Ok)
         .on("make", move |_| Ok(making.decompose(&mesh())?.into()))
         .on("open", move |object| {
-            let opened: Mesh = registry.compose(object)?;
+            let opened: Mesh = registry.compose(&object)?;
             let name = opened.name.clone();
             let same = Mesh { name: mesh().name, ..opened } == mesh();
             Ok(Value::map([("name", Value::from(name)), ("same", same.into())]))
@@ -254,14 +254,16 @@ fn a_type_of_ones_own_known_on_both_sides() -> Outcome {
     let made = worker.call("make", Value::Null).map_err(text)?;
     let legs: Vec<String> = made.received().legs.iter().map(|leg| leg.path.clone()).collect();
     check(legs.contains(&"$[2][0]".to_owned()), &legs)?;
-    let opened: Mesh = registry.compose(made.into_value()).map_err(text)?;
+    let opened: Mesh = registry.compose(made.value()).map_err(text)?;
     check(opened == mesh(), "another mesh")?;
     let object = registry.decompose(&mesh()).map_err(text)?;
     let reply = worker.call("open", object).map_err(text)?;
     check(reply.value().get("same") == Some(&true.into()), reply.value())?;
     // Its tensors ride rung 3; what is plain about it stays in the JSON.
     let rungs: Vec<&str> = reply.sent().legs.iter().map(|leg| leg.rung.as_str()).collect();
-    check(rungs == ["inline", "shm", "shm", "inline", "shm"], rungs)
+    check(rungs == ["inline", "inline", "shm", "shm", "inline", "inline", "shm"], rungs)?;
+    let object = &reply.sent().legs[0].what;
+    check(*object == What::Object("tests/mesh".into(), 1), object)
 }
 
 /// A → host → B: the host has never heard of meshes, and A is dead before B opens one.
@@ -276,7 +278,7 @@ fn an_unknown_type_is_forwarded_unopened() -> Outcome {
     .map_err(text)?;
     check(!a.shutdown(std::time::Duration::from_secs(5)).to_string().is_empty(), "alive")?;
     let nothing = Registry::default();
-    let refusal = nothing.compose::<Mesh>(object.clone()).unwrap_err();
+    let refusal = nothing.compose::<Mesh>(&object).unwrap_err();
     check(refusal.reason() == Reason::UnknownTag, refusal)?;
     let held = object.as_object().ok_or("no object")?;
     check((held.tag(), held.version()) == ("tests/mesh", 1), held.tag())?;
@@ -299,7 +301,7 @@ fn versions_that_differ_are_told_or_refused() -> Outcome {
     check(error.contains("\"tests/mesh\" of version 1, here 2"), error)?;
     // And the other way round: a new one from there.
     let new = strict.call("make", Value::Null).map_err(text)?.into_value();
-    let refusal = old.compose::<Mesh>(new).unwrap_err();
+    let refusal = old.compose::<Mesh>(&new).unwrap_err();
     check(refusal.detail() == "\"tests/mesh\" of version 2, here 1", refusal)
 }
 
@@ -338,8 +340,11 @@ fn structs_are_arguments_and_answers() -> Outcome {
         name: &'a str,
     }
     let borrowed = Borrowed { image: &job.image, name: "x" };
-    let back: HashMap<String, Value> = worker.call_as("echo", &borrowed).map_err(text)?;
-    check(back["image"] == Value::from(job.image.clone()), "another image")?;
+    let back = worker.call_as_with::<HashMap<String, Value>>("echo", &borrowed, CallOptions::new());
+    let back = back.map_err(text)?;
+    check(back.value["image"] == Value::from(job.image.clone()), "another image")?;
+    let copies = back.sent.at("$.image").map(|leg| leg.copies);
+    check(copies == Some(0), copies)?;
     let sum: i64 = worker.call_as("sum", &(2, 3)).map_err(text)?;
     check(sum == 5, sum)?;
 

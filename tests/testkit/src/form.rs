@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use libtest_mimic::Trial;
 use link::Link;
 use rung::{
-    DType, Form, Leaf, Lowered, Map, Meta, Offer, OfferWire, Reason, Rung, Session, Tensor, Trust,
-    Value,
+    DType, Form, Leaf, Lowered, Map, Meta, Offer, OfferWire, Reason, Room, Rung, Session, Tensor,
+    Trust, Value,
 };
 
 use crate::peer::{self, Peer};
@@ -121,7 +121,8 @@ fn raise(form: &dyn Form, json: &str) -> Outcome<Value> {
         Tensor::from_bytes(bytes, dtype, &shape).map_err(|refusal| refusal.to_string())
     });
     let views = views.collect::<Outcome<_>>()?;
-    form.raise(Lowered { meta: moved.meta, views }).map_err(|fault| fault.to_string())
+    form.raise(Lowered { meta: moved.meta, views }, &mut Room::of(json.len()))
+        .map_err(|fault| fault.to_string())
 }
 
 /// The other process: raises what comes and lowers it again. A name instead asks for that case.
@@ -160,7 +161,7 @@ fn garbage(suite: &Suite) -> Outcome {
     };
     let meta =
         Meta::from_json(r#"{"$no such tag":0}"#.into()).map_err(|fault| fault.to_string())?;
-    match form.raise(Lowered { meta, views: Vec::new() }) {
+    match form.raise(Lowered { meta, views: Vec::new() }, &mut Room::of(0)) {
         Err(fault) if matches!(fault.reason(), Reason::UnknownTag | Reason::BadMetadata) => {}
         other => return Err(format!("{other:?}")),
     }

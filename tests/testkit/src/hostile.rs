@@ -53,6 +53,9 @@ pub const KINDS: &[(&str, &str, bool)] = &[
     ("unknown-tag", "unknown tag: \"Q\"", true),
     ("unknown-rung", "no such rung is open: warp", true),
     ("unknown-form", "no such rung is open: warp", true),
+    ("json-as-a-form", "no such rung is open: inline", true),
+    ("one-pickle-read-many-times", "more bytes to read than the message has", true),
+    ("leaf-of-many-views", "too many views of one leaf", true),
     ("form-of-no-views", "malformed metadata: an array of 0 views", true),
     ("array-of-another-size", "shape and elements disagree: cells of Some(4) bytes", true),
     ("array-out-of-bounds", "reaches outside the storage", true),
@@ -136,9 +139,7 @@ const TENSOR: &str = r#"{"$T":{"d":"u8","h":[4096],"s":0}}"#;
 
 /// A leaf that a form took, over bytes of storage 0.
 fn lowered(form: &str, meta: &str, shape: &str) -> String {
-    format!(
-        r#"{{"$L":{{"r":"{form}","m":"{meta}","p":[{{"d":"u8","h":{shape},"s":0}}]}}}}"#
-    )
+    format!(r#"{{"$L":{{"r":"{form}","m":"{meta}","p":[{{"d":"u8","h":{shape},"s":0}}]}}}}"#)
 }
 
 fn sleep_for_ever() -> ! {
@@ -253,6 +254,27 @@ fn answers(kind: &str, wire: &mut Wire) {
             }
             "unknown-form" => {
                 (answer(1, "shm", 1, r#"{"$L":{"r":"warp","m":null,"p":[]}}"#), good())
+            }
+            "json-as-a-form" => {
+                (answer(1, "shm", 1, r#"{"$L":{"r":"inline","m":[0],"p":[]}}"#), good())
+            }
+            "one-pickle-read-many-times" => {
+                // An integer of a line that fills the block.
+                let mut file = std::fs::File::from(segment(0, 0, SealFlags::empty()));
+                let pickle = format!("I{}\n.", "0".repeat(4096 - 3));
+                file.write_all(pickle.replacen("I0", "I1", 1).replace('0', " ").as_bytes())
+                    .expect("room");
+                let seals =
+                    SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+                fcntl_add_seals(&file, seals).expect("seals");
+                let tag = lowered("pickle", "v", "[4096]");
+                (answer(1, "shm", 1, &format!("[{tag},{tag}]")), file.into())
+            }
+            "leaf-of-many-views" => {
+                let views = "{\"d\":\"u8\",\"h\":[0]},".repeat(5000);
+                let views = views.trim_end_matches(',');
+                let tag = format!(r#"{{"$L":{{"r":"pickle","m":"o","p":[{views}]}}}}"#);
+                (answer(1, "shm", 1, &tag), good())
             }
             "form-of-no-views" => {
                 (answer(1, "shm", 1, r#"{"$L":{"r":"numpy","m":null,"p":[]}}"#), good())

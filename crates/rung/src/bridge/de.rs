@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::Deserialize;
+use serde::de::value::BytesDeserializer;
 use serde::de::{
     self, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess,
     VariantAccess, Visitor,
@@ -10,27 +11,15 @@ use serde::de::{
 
 use super::{BridgeError, MEMORY, deposit, find};
 use crate::map::Map;
-use crate::value::{BigInt, Value};
+use crate::value::Value;
 
 pub(super) struct FromValue(pub(super) Value);
 
 impl FromValue {
     /// Its place in the table of this thread, as the newtype that memory presents itself as.
     fn handed<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, BridgeError> {
-        visitor.visit_newtype_struct(Place(deposit(self.0)))
-    }
-}
-
-fn big<'de, V: Visitor<'de>>(number: &BigInt, visitor: V) -> Result<V::Value, BridgeError> {
-    let digits = number.as_str();
-    if let Ok(number) = digits.parse::<u64>() {
-        visitor.visit_u64(number)
-    } else if let Ok(number) = digits.parse::<i128>() {
-        visitor.visit_i128(number)
-    } else if let Ok(number) = digits.parse::<u128>() {
-        visitor.visit_u128(number)
-    } else {
-        visitor.visit_str(digits)
+        let (nonce, at) = deposit(self.0);
+        visitor.visit_newtype_struct(Place { nonce: Some(nonce), at: Some(at) })
     }
 }
 
@@ -42,7 +31,19 @@ impl<'de> Deserializer<'de> for FromValue {
             Value::Null => visitor.visit_unit(),
             Value::Bool(truth) => visitor.visit_bool(truth),
             Value::Int(number) => visitor.visit_i64(number),
-            Value::BigInt(number) => big(&number, visitor),
+            Value::BigInt(number) => {
+                let digits = number.as_str();
+                if let Ok(number) = digits.parse::<u64>() {
+                    visitor.visit_u64(number)
+                } else if let Ok(number) = digits.parse::<i128>() {
+                    visitor.visit_i128(number)
+                } else if let Ok(number) = digits.parse::<u128>() {
+                    visitor.visit_u128(number)
+                } else {
+                    // No type of Rust's own holds it: it is handed over as it is.
+                    Self(Value::BigInt(number)).handed(visitor)
+                }
+            }
             Value::Float(number) => visitor.visit_f64(number),
             Value::Str(text) => visitor.visit_string(text),
             Value::Bytes(bytes) => visitor.visit_byte_buf(bytes.into()),
@@ -98,29 +99,50 @@ impl<'de> Deserializer<'de> for FromValue {
         visitor.visit_unit()
     }
 
-    fn is_human_readable(&self) -> bool {
-        false
-    }
-
     serde::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
         unit_struct seq tuple tuple_struct map struct identifier
     }
 }
 
-/// A place in the table.
-struct Place(Vec<u8>);
+/// A place in the table: a map of one entry, whose key no message can have. Nothing but a place looks like it,
+/// so that no other variant of an untagged type is taken for it.
+struct Place {
+    nonce: Option<Vec<u8>>,
+    at: Option<u64>,
+}
 
 impl<'de> Deserializer<'de> for Place {
     type Error = BridgeError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, BridgeError> {
-        visitor.visit_byte_buf(self.0)
+        visitor.visit_map(self)
     }
 
     serde::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
         unit unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+impl<'de> MapAccess<'de> for Place {
+    type Error = BridgeError;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, BridgeError> {
+        match self.nonce.take() {
+            Some(nonce) => seed.deserialize(BytesDeserializer::new(&nonce)).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn next_value_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<T::Value, BridgeError> {
+        seed.deserialize(self.at.take().unwrap_or(u64::MAX).into_deserializer())
     }
 }
 
@@ -314,11 +336,11 @@ impl<'de> Visitor<'de> for AnyValue {
     }
 
     fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Value, E> {
-        Ok(find(bytes).unwrap_or_else(|| Value::bytes(bytes.to_vec())))
+        Ok(Value::bytes(bytes.to_vec()))
     }
 
     fn visit_byte_buf<E>(self, bytes: Vec<u8>) -> Result<Value, E> {
-        Ok(find(&bytes).unwrap_or_else(|| Value::bytes(bytes)))
+        Ok(Value::bytes(bytes))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
@@ -333,6 +355,11 @@ impl<'de> Visitor<'de> for AnyValue {
         let mut entries = Vec::new();
         while let Some(entry) = map.next_entry()? {
             entries.push(entry);
+        }
+        if let [(Value::Bytes(nonce), Value::Int(at))] = entries.as_slice() {
+            if let Some(value) = find(nonce, *at) {
+                return Ok(value);
+            }
         }
         Map::try_from_entries(entries)
             .map(Value::Map)

@@ -213,10 +213,6 @@ impl Serializer for ToValue {
         let depth = self.deeper()?;
         Ok(Record { variant: Some(name), ..Self { depth }.record(len)? })
     }
-
-    fn is_human_readable(&self) -> bool {
-        false
-    }
 }
 
 /// A list or a tuple, perhaps of a variant.

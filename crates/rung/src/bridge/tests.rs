@@ -197,14 +197,61 @@ fn a_value_can_be_read_from_json() {
     assert_eq!(tensor(&[]).dtype(), DType::U8);
 }
 
-/// Bytes of a message are bytes, whatever they are.
+/// What looks like a place is what it is, unless it knows what this session alone knows.
 #[test]
-fn bytes_never_name_a_place() {
-    let bytes = [0u64.to_le_bytes(), 0u64.to_le_bytes()].concat();
-    let value = Value::tuple([Value::from(tensor(&[1])), Value::bytes(bytes.clone())]);
-    let (_, back): (Tensor, Value) = from_value(value.clone()).unwrap();
-    assert_eq!(back, Value::bytes(bytes));
-    assert!(from_value::<(Tensor, Tensor)>(value).is_err());
+fn nothing_in_a_message_names_a_place() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        Number(u8),
+        Any(Value),
+    }
+    for len in [0, 8, 16] {
+        let forged = Value::map([(Value::bytes(vec![0; len]), 0)]);
+        let value = Value::tuple([Value::from(tensor(&[1])), forged.clone()]);
+        let (_, back): (Either, Either) = from_value(value.clone()).unwrap();
+        assert_eq!(back, Either::Any(forged));
+        assert!(from_value::<(Either, Tensor)>(value).is_err());
+    }
+}
+
+/// `serde` tries the variants of an untagged type one after the other.
+#[test]
+fn a_tensor_is_nobody_elses_bytes() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Wrapped(Bytes);
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        Wrapped(Wrapped),
+        Raw(Bytes),
+        List(Vec<u8>),
+        Named(HashMap<String, u64>),
+        Image(Tensor),
+    }
+    let image = Either::Image(tensor(&[1, 2]));
+    assert_eq!(from_value::<Either>(to_value(&image).unwrap()).unwrap(), image);
+}
+
+#[test]
+fn types_with_two_forms_come_back_buffered_or_not() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(tag = "kind")]
+    enum Peer {
+        At { address: std::net::IpAddr },
+    }
+    let address: std::net::IpAddr = "127.0.0.1".parse().unwrap();
+    let peer = (address, Peer::At { address });
+    let back: (std::net::IpAddr, Peer) = from_value(to_value(&peer).unwrap()).unwrap();
+    assert_eq!(back, peer);
+}
+
+#[test]
+fn integers_of_any_size_are_values_and_no_strings() {
+    let huge = Value::integer(&"9".repeat(100)).unwrap();
+    assert_eq!(from_value::<Value>(huge.clone()).unwrap(), huge);
+    assert!(from_value::<String>(huge).is_err());
+    assert!(from_value::<u64>(Value::from(u128::MAX)).is_err());
 }
 
 proptest! {

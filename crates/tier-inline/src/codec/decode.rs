@@ -140,7 +140,7 @@ impl<'de> Visitor<'de> for Seed<'_, '_> {
                 Some(escaped) => escaped.to_owned(),
                 None => key.0.into_owned(),
             };
-            if key.len() > limits::INLINE_TEXT {
+            if key.len() > limits::INLINE_KEY {
                 let detail = format!("a key of {} bytes", key.len());
                 return Err(context.fail(Fault::new(Reason::OverCap, detail)));
             }

@@ -11,7 +11,7 @@
 //! | another float | `{"$f":"<16 hex digits: its bits>"}` |
 //! | bytes | `{"$b":"<base64>"}` |
 //! | a tuple, a set | `{"$t":[…]}`, `{"$s":[…]}` |
-//! | a map with string keys | an object; a key that begins with `$` gets another `$` before it |
+//! | a map with string keys of up to 128 bytes | an object; a key that begins with `$` gets another `$` before it |
 //! | a map with any other key | `{"$m":[[key,value],…]}` |
 //! | an object | `{"$o":["<tag>",<version>,<schema>,<part>,…]}` |
 //! | what a rung moves | `{"$<letter>":…}`, written by a [`Splice`], read by an [`Unsplice`] |
@@ -83,7 +83,7 @@ pub fn nodes(value: &Value) -> usize {
     }
 }
 
-/// Whether a map is an object in the JSON: its keys are strings, none of them long.
+/// Whether a map is an object in the JSON: its keys are strings of 128 bytes at most.
 #[must_use]
 pub fn has_plain_keys(map: &Map) -> bool {
     map.iter().all(is_plain_entry)
@@ -91,7 +91,7 @@ pub fn has_plain_keys(map: &Map) -> bool {
 
 pub(crate) fn is_plain_entry((key, _): &(Value, Value)) -> bool {
     // A long key would be bulk in the JSON; as a value of its own it is treated like any string.
-    key.as_str().is_some_and(|key| key.len() <= limits::INLINE_TEXT)
+    key.as_str().is_some_and(|key| key.len() <= limits::INLINE_KEY)
 }
 
 /// Splices nothing: plain values alone.

@@ -2,6 +2,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{dump, from_pickle, load, open, to_pickle};
+
+fn run(bytes: &[u8]) -> Result<Value, Refusal> {
+    super::run(bytes, &mut Room::of(bytes.len()))
+}
 use rung::OpaquePickle;
 
 fn data(name: &str) -> Vec<u8> {
@@ -109,7 +113,33 @@ fn bombs_are_refused() {
         assert_eq!(run(claimed).unwrap_err().reason(), Reason::BadMetadata);
     }
     let long = [&b"\x8b\x00\x00\x10\x00"[..], &vec![1; 1 << 20], b"."].concat();
-    assert_eq!(run(&long).unwrap_err().reason(), Reason::TooLarge);
+    assert_eq!(run(&long).unwrap_err().reason(), Reason::NotPlain);
+    // One integer of 4,000 digits, a million times.
+    let mut digits = format!("L{}L\nq\x000", "9".repeat(4000)).into_bytes();
+    digits.extend(b"](");
+    digits.extend(b"h\x00".repeat(900));
+    digits.extend(b"eq\x010](");
+    digits.extend(b"h\x01".repeat(900));
+    digits.extend(b"e.");
+    assert_eq!(run(&digits).unwrap_err().reason(), Reason::TooLarge);
+    // One call that copies, again and again.
+    let mut sets = b"](".to_vec();
+    sets.extend(b"N".repeat(100_000));
+    sets.extend(b"eq\x000c__builtin__\nset\nq\x010");
+    sets.extend(b"h\x01h\x00\x85R0".repeat(1000));
+    sets.extend(b"N.");
+    assert_eq!(run(&sets).unwrap_err().reason(), Reason::TooLarge);
+    let mut encodes = b"X\xa0\x86\x01\x00".to_vec();
+    encodes.extend(b"x".repeat(100_000));
+    encodes.extend(b"q\x000X\x06\x00\x00\x00latin1q\x010c_codecs\nencode\nq\x020");
+    encodes.extend(b"h\x02h\x00h\x01\x86R0".repeat(1000));
+    encodes.extend(b"N.");
+    assert_eq!(run(&encodes).unwrap_err().reason(), Reason::TooLarge);
+    // What is left behind without being a value.
+    for code in [b'(', b'2'] {
+        let many = [&b"N"[..], &vec![code; limits::PICKLE_NODES + 2], b"."].concat();
+        assert_eq!(run(&many).unwrap_err().reason(), Reason::TooLarge);
+    }
 }
 
 #[test]
@@ -132,7 +162,7 @@ fn what_is_no_pickle_is_refused() {
         b"N(NNs.",
         b"R.",
         b"NNR.",
-        b"I1x\n.",
+        b"Ix\n.",
         b"Fx\n.",
         b"S'a\n.",
         b"V\\u12\n.",
@@ -148,6 +178,22 @@ fn what_is_no_pickle_is_refused() {
     }
 }
 
+/// `int.to_bytes(…, "little", signed=True)`, and the integer.
+const BIG: [(&str, &str); 6] = [
+    (
+        "e37e80a938dcb7af6ec9b6aa32e3a93337bba05de4352cee",
+        "-437124189620885610010004822109262358637075660656881926429",
+    ),
+    ("000000000061f5b9abbfa45cc3f129631d", "10000000000000000000000000000000000000000"),
+    (
+        "00000000000000000000000000000000000000000000000000ff",
+        "-1606938044258990275541962092341162602522202993782792835301376",
+    ),
+    ("0000000000000000000000000000008000", "170141183460469231731687303715884105728"),
+    ("00000000000000000000000000000080ff", "-170141183460469231731687303715884105728"),
+    ("ffffffffffffffffffffffffffffffff00", "340282366920938463463374607431768211455"),
+];
+
 #[test]
 fn the_rarer_instructions_are_obeyed() {
     for (pickle, value) in [
@@ -161,6 +207,7 @@ fn the_rarer_instructions_are_obeyed() {
         (b"S'old'\n.", Value::from("old")),
         (b"U\x03old.", Value::from("old")),
         (b"VA\\u00e9\\U0001f680\\n\xe9\n.", Value::from("Aé\u{1f680}\\né")),
+        (b"V\\\\u0041\n.", Value::from("\\\\u0041")),
         (b"(NNd.", Value::map([(Value::Null, Value::Null)])),
         (b"(K\x01K\x02l.", Value::list([1, 2])),
         (b"K\x012\x86.", Value::tuple([1, 1])),
@@ -168,23 +215,33 @@ fn the_rarer_instructions_are_obeyed() {
         (b"K\x01(0.", Value::from(1)),
         (b"c__builtin__\nset\n)R.", Value::Set(vec![])),
         (b"c__builtin__\nbytes\n)R.", Value::bytes(vec![])),
-        (b"\x8f(K\x01K\x01\x90.", Value::set([1])),
+        (b"\x8f(K\x01K\x02\x90.", Value::set([1, 2])),
     ] {
         assert_eq!(run(pickle).unwrap(), value, "{}", pickle.escape_ascii());
     }
-    let big = "-123456789012345678901234567890123456789012345678901234567890";
-    let mut bytes = vec![0x8a, 25];
-    // Two's complement of that number.
-    bytes.extend([
-        0x2e, 0xf5, 0x31, 0x38, 0x5e, 0xc5, 0x17, 0xf1, 0x49, 0x04, 0xfb, 0xa8, 0x99, 0x57, 0x51,
-        0x6e, 0xc8, 0x6e, 0x2d, 0xa5, 0x54, 0xec, 0xff, 0xff, 0xff,
-    ]);
-    bytes.push(b'.');
-    assert!(matches!(run(&bytes).unwrap(), Value::BigInt(_)), "{big}");
+    for (hex, digits) in BIG {
+        let bytes: Vec<u8> = (0..hex.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+            .collect();
+        let pickle = [&[0x8a, bytes.len() as u8], &bytes[..], b"."].concat();
+        assert_eq!(run(&pickle).unwrap(), Value::integer(digits).unwrap());
+    }
     assert_eq!(decimal(&[0, 0, 0, 0, 0, 0, 0, 0, 1]), "18446744073709551616");
     // Two lists of one memo are one list.
     let aliased = run(b"(lq\x00h\x00K\x01a0h\x00\x85.").unwrap();
     assert_eq!(aliased, Value::tuple([Value::list([1])]));
+    // To Python these are two members, to a value one: neither is lost.
+    let nan = [&b"G"[..], &f64::NAN.to_be_bytes()].concat();
+    let set = [b"\x8f(", &nan[..], &nan, b"\x90."].concat();
+    assert_eq!(run(&set).unwrap_err().reason(), Reason::NotPlain);
+    let dict = [b"}(", &nan[..], b"N", &nan, b"Nu."].concat();
+    assert_eq!(run(&dict).unwrap_err().reason(), Reason::NotPlain);
+    for other in [&b"I0x10\n."[..], b"I010\n.", b"L+5L\n."] {
+        assert_eq!(run(other).unwrap_err().reason(), Reason::NotPlain);
+    }
+    let digits = format!("L{}L\n.", "9".repeat(limits::BIG_INT_DIGITS + 1));
+    assert!(load(digits.into_bytes()).unwrap().as_pickle().is_some());
     // Half of a surrogate pair is text to Python alone.
     assert_eq!(run(b"V\\ud800\n.").unwrap_err().reason(), Reason::NotPlain);
     assert_eq!(run(b"X\x03\x00\x00\x00\xed\xa0\x80.").unwrap_err().reason(), Reason::NotPlain);
@@ -231,17 +288,24 @@ fn scene() -> Scene {
 fn any_serde_type_comes_back() {
     let pickle = to_pickle(&scene()).unwrap();
     assert_eq!(from_pickle::<Scene>(&pickle).unwrap(), scene());
-    let bytes = pickle.bytes().unwrap();
-    // The crate that wrote it reads the same, but for integers past i64.
+    // serde-pickle reads what is written here, and what it writes is read here; but for integers past i64,
+    // which it does not read.
     let options = serde_pickle::DeOptions::new();
-    let back = serde_pickle::from_slice::<Scene>(&bytes, options.clone());
+    let back = serde_pickle::from_slice::<Scene>(&pickle.bytes().unwrap(), options.clone());
     assert!(back.unwrap_err().to_string().contains("integer too large"));
     let small = Scene { by_name: Default::default(), ..scene() };
-    let bytes = serde_pickle::to_vec(&small, serde_pickle::SerOptions::new()).unwrap();
-    assert_eq!(serde_pickle::from_slice::<Scene>(&bytes, options).unwrap(), small);
-    assert_eq!(from_pickle::<Scene>(&OpaquePickle::new(bytes)).unwrap(), small);
+    let pickle = to_pickle(&small).unwrap();
+    let back = serde_pickle::from_slice::<Scene>(&pickle.bytes().unwrap(), options);
+    assert_eq!(back.unwrap(), small);
+    for scene in [small, scene()] {
+        let theirs = serde_pickle::to_vec(&scene, serde_pickle::SerOptions::new()).unwrap();
+        assert_eq!(from_pickle::<Scene>(&OpaquePickle::new(theirs)).unwrap(), scene);
+    }
+    let address: std::net::IpAddr = "::1".parse().unwrap();
+    let wide = (address, i128::MIN);
+    assert_eq!(from_pickle::<(std::net::IpAddr, i128)>(&to_pickle(&wide).unwrap()).unwrap(), wide);
     let wrong = from_pickle::<Shape>(&pickle).unwrap_err();
-    assert_eq!(wrong.reason(), Reason::UnknownType);
+    assert_eq!(wrong.reason(), Reason::BadMetadata);
     let tensor = rung::Tensor::from_vec(vec![1u8], &[1]).unwrap();
     assert_eq!(to_pickle(&tensor).unwrap_err().reason(), Reason::OtherKind);
 }
@@ -261,9 +325,11 @@ proptest! {
     #[test]
     fn any_program_is_opened_held_or_refused(
         ops in prop::collection::vec(prop::sample::select(&b"(]}N0123tdlaseuq\x00h\x00\x85\x86\x87\x88\x8f\x90\x94K\x01."[..]), 0..60),
+        call in 0usize..5,
     ) {
-        let mut program = ops;
-        program.push(b'.');
+        let call = [&b""[..], b"c__builtin__\nset\n](NNe\x85R", b"c__builtin__\nbytes\n)R", b"L99999999999999999999L\n",
+            b"c_codecs\nencode\nX\x01\x00\x00\x00xX\x06\x00\x00\x00latin1\x86R"][call];
+        let program = [call, &ops[..], b"."].concat();
         if let Ok(value) = load(program) {
             if value.as_pickle().is_none() {
                 prop_assert_eq!(run(&dump(&value).unwrap()).unwrap(), value);
