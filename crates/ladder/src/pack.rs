@@ -483,7 +483,11 @@ impl Splice for Packer<'_> {
                 return Ok(false);
             }
             // The skeleton around such leaves is the codec's.
-            _ if self.mixed.contains(&address(value)) => return Ok(false),
+            Value::List(_) | Value::Tuple(_) | Value::Set(_) | Value::Map(_)
+                if self.mixed.contains(&address(value)) =>
+            {
+                return Ok(false);
+            }
             _ => self.plain(value, path, out)?,
         }
         Ok(true)

@@ -85,8 +85,9 @@ pub(crate) fn not_distinct<'a>(count: usize, value: impl Fn(usize) -> &'a Value)
 
 /// The first of `count` values that equals an earlier one.
 fn repeated<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
-    // A few values are compared faster than hashed.
-    if count <= 8 {
+    // A few values are compared faster than hashed, and strings differ in length mostly.
+    let few = if (0..count.min(1)).all(|at| value(at).as_str().is_some()) { 40 } else { 8 };
+    if count <= few {
         (1..count).find(|&at| (0..at).any(|earlier| value(earlier) == value(at)))
     } else {
         let mut seen = HashSet::with_capacity(count);

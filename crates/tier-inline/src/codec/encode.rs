@@ -39,7 +39,7 @@ impl Encoder<'_> {
             Value::Null => self.out.push_str("null"),
             Value::Bool(true) => self.out.push_str("true"),
             Value::Bool(false) => self.out.push_str("false"),
-            Value::Int(number) => self.print(format_args!("{number}")),
+            Value::Int(number) => self.out.push_str(itoa::Buffer::new().format(*number)),
             Value::BigInt(number) => {
                 // Unsigned 64-bit integers are plain numbers too.
                 if number.as_str().parse::<u64>().is_ok() {
