@@ -5,7 +5,7 @@
 //! no handler and copies no bulk. Which thread runs a handler: `pool`.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -120,6 +120,8 @@ pub(crate) struct Router {
     waiting: usize,
     /// Those of them that sleep until another one has read something: waking nobody is a system call too.
     sleeping: usize,
+    /// Those of these that are servers without work: all that they wait for is somebody's call.
+    spare: usize,
     /// Messages read so far: how the parked thread sees that others read.
     read: u64,
     /// Whether the parked thread waits to be woken, rather than looking again soon.
@@ -136,6 +138,11 @@ pub(crate) struct Router {
 }
 
 impl Router {
+    /// Whether somebody reads, or is awake and will.
+    fn attended(&self) -> bool {
+        self.reading || self.waiting > self.spare
+    }
+
     /// A new call of ours, for which events may now come; nested in a root, or a root itself.
     pub(crate) fn begin(&mut self, mine: Role, nested: Option<Root>) -> u64 {
         self.next_call += 1;
@@ -258,6 +265,8 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     /// Bytes of a leaf from which on a low rung is worth a warning.
     pub(crate) warn_over: AtomicU64,
+    /// Whether the last handler ran for long: then the next call should not have to wait for it.
+    pub(crate) slow: AtomicBool,
     /// Calls that were given up and may still be answered.
     given_up: AtomicUsize,
     router: Mutex<Router>,
@@ -304,6 +313,7 @@ impl Core {
             bounds,
             counters: Counters::default(),
             warn_over: AtomicU64::new(1 << 20),
+            slow: AtomicBool::new(false),
             given_up: AtomicUsize::new(0),
             router: Mutex::default(),
             changed: Condvar::new(),
@@ -326,13 +336,23 @@ impl Core {
     pub(crate) fn wait_for<T>(
         self: &Arc<Self>,
         deadline: Option<Instant>,
+        pick: impl FnMut(&mut Router) -> Option<T>,
+    ) -> Result<T, NotYet> {
+        self.wait_as(false, deadline, pick)
+    }
+
+    /// As [`Self::wait_for`], as a server without work or as anybody else.
+    pub(crate) fn wait_as<T>(
+        self: &Arc<Self>,
+        spare: bool,
+        deadline: Option<Instant>,
         mut pick: impl FnMut(&mut Router) -> Option<T>,
     ) -> Result<T, NotYet> {
         if !self.is_home() {
             return Err(NotYet::Ended(Ended::Forked));
         }
         self.router().waiting += 1;
-        let outcome = self.wait_and_read(deadline, &mut pick);
+        let outcome = self.wait_and_read(spare, deadline, &mut pick);
         self.router().waiting -= 1;
         self.wake_parked();
         outcome
@@ -341,7 +361,7 @@ impl Core {
     /// Wakes the parked thread where nobody else reads and something may come.
     fn wake_parked(&self) {
         let mut router = self.router();
-        if router.waiting == 0 && router.parked && (router.closing || self.is_worth_reading()) {
+        if !router.attended() && router.parked && (router.closing || self.is_worth_reading()) {
             router.parked = false;
             self.unread.notify_one();
         }
@@ -370,6 +390,7 @@ impl Core {
 
     fn wait_and_read<T>(
         self: &Arc<Self>,
+        spare: bool,
         deadline: Option<Instant>,
         pick: &mut impl FnMut(&mut Router) -> Option<T>,
     ) -> Result<T, NotYet> {
@@ -391,6 +412,7 @@ impl Core {
             if router.reading {
                 // Whoever reads wakes us when it has put something where it belongs, or stops.
                 router.sleeping += 1;
+                router.spare += usize::from(spare);
                 let mut router = match deadline {
                     None => self.changed.wait(router).unwrap_or_else(PoisonError::into_inner),
                     Some(deadline) => {
@@ -400,12 +422,13 @@ impl Core {
                     }
                 };
                 router.sleeping -= 1;
+                router.spare -= usize::from(spare);
                 drop(router);
                 continue;
             }
             router.reading = true;
             drop(router);
-            if !self.read_one(deadline) {
+            if !self.read_one(spare, deadline) {
                 return Err(NotYet::Deadline);
             }
         }
@@ -413,21 +436,28 @@ impl Core {
 
     /// Reads one message and puts it where it belongs; false where the deadline passed first. The
     /// caller has set `reading`.
-    fn read_one(self: &Arc<Self>, deadline: Option<Instant>) -> bool {
+    ///
+    /// Whoever sleeps is woken, to read on. Not so where a server has read a call, which it will take itself,
+    /// and all that sleep are other servers, and handlers are quick: then this one will be back before another
+    /// has woken up, and if it is not, the parked thread wakes one.
+    fn read_one(self: &Arc<Self>, spare: bool, deadline: Option<Instant>) -> bool {
         /// Gives the reading up, also where a rung panics.
-        struct Reading<'a>(&'a Core);
+        struct Reading<'a> {
+            core: &'a Core,
+            for_itself: bool,
+        }
         impl Drop for Reading<'_> {
             fn drop(&mut self) {
-                let mut router = self.0.router();
+                let mut router = self.core.router();
                 router.reading = false;
-                let sleeping = router.sleeping > 0;
+                let wake = router.sleeping > if self.for_itself { router.spare } else { 0 };
                 drop(router);
-                if sleeping {
-                    self.0.changed.notify_all();
+                if wake {
+                    self.core.changed.notify_all();
                 }
             }
         }
-        let reading = Reading(self);
+        let mut reading = Reading { core: self, for_itself: false };
         let mut effects = Effects::default();
         let mut in_time = true;
         match self.receive(deadline) {
@@ -437,7 +467,10 @@ impl Core {
                 for accepted in accepted {
                     effects.accepted.extend(router.accepted(accepted));
                 }
+                let is_call = matches!(message, Message::Call { .. });
                 dispatch(&mut router, self, message, handles, &mut effects);
+                let alone = spare && is_call && router.pool.is_one() && !effects.spawn;
+                reading.for_itself = alone && !self.slow.load(Ordering::Relaxed);
                 effects.owners = owners;
                 if router.ended.is_some() {
                     // Nobody will read any more: the peer should see so.
@@ -470,7 +503,7 @@ impl Core {
                 return;
             }
             let quiet = seen == Some(router.read);
-            if quiet && (router.waiting > 0 || !(router.closing || self.is_worth_reading())) {
+            if quiet && (router.attended() || !(router.closing || self.is_worth_reading())) {
                 router.parked = true;
                 drop(self.unread.wait(router).unwrap_or_else(PoisonError::into_inner));
                 seen = None;
@@ -480,16 +513,22 @@ impl Core {
             seen = Some(before);
             let waited = self.unread.wait_timeout(router, TAKE_OVER);
             let mut router = waited.unwrap_or_else(PoisonError::into_inner).0;
-            let unread = router.read == before && router.waiting == 0 && !router.reading;
+            let unread = router.read == before && !router.attended();
             if !unread || !(router.closing || self.is_worth_reading()) {
                 continue;
             }
             if router.ended.is_some() {
                 return;
             }
+            if router.spare > 0 {
+                // The server that should be back by now is not: another one reads.
+                drop(router);
+                self.changed.notify_all();
+                continue;
+            }
             router.reading = true;
             drop(router);
-            self.read_one(None);
+            self.read_one(false, None);
         }
     }
 

@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::core::{Core, Incoming, NotYet, Work};
@@ -22,6 +23,9 @@ const SERVERS: usize = 16;
 
 /// How long a server without work stays.
 const IDLE: Duration = Duration::from_secs(10);
+
+/// A handler that takes no longer is back before another thread has woken up to read in its place.
+const QUICK: Duration = Duration::from_micros(200);
 
 /// A call that is answered with an error, unopened.
 pub(crate) struct Refused {
@@ -80,6 +84,11 @@ impl Pool {
         start
     }
 
+    /// Whether one piece of work waits, for the one who has read it.
+    pub(crate) fn is_one(&self) -> bool {
+        self.work.len() == 1
+    }
+
     /// Work for an idle server, which is idle no more.
     fn take(&mut self) -> Option<Work> {
         let work = self.work.pop_front()?;
@@ -119,7 +128,7 @@ impl Core {
         self.router().pool.idle += 1;
         loop {
             let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
-            let work = match self.wait_for(deadline, |router| router.pool.take()) {
+            let work = match self.wait_as(true, deadline, |router| router.pool.take()) {
                 Ok(work) => work,
                 Err(reason) => {
                     let pool = &mut self.router().pool;
@@ -135,9 +144,11 @@ impl Core {
                     }
                 }
             };
+            let started = Instant::now();
             if let Err(ended) = self.perform(work, None) {
                 tracing::debug!("while serving: {ended}");
             }
+            self.slow.store(started.elapsed() > QUICK, Ordering::Relaxed);
             self.router().pool.idle += 1;
         }
     }

@@ -215,6 +215,34 @@ fn nesting_without_end_is_refused() -> Outcome {
     check(worker.call("echo", 1).is_ok(), "no echo")
 }
 
+/// A server that is quick as a rule reads by itself, and nobody is woken to read in its place; once it is slow,
+/// somebody has to.
+fn a_slow_call_after_quick_ones_keeps_nobody_waiting() -> Outcome {
+    let worker = worker()?;
+    // Two servers, of which one is spare from then on.
+    std::thread::scope(|scope| {
+        let both = [0, 1].map(|_| scope.spawn(|| worker.call("sleep", 50).map_err(text)));
+        both.into_iter().try_for_each(|thread| thread.join().unwrap().map(drop))
+    })?;
+    for round in 0..20u64 {
+        for _ in 0..50 {
+            worker.call("echo", 1).map_err(text)?;
+        }
+        let took = std::thread::scope(|scope| -> Result<Duration, String> {
+            let slow = scope.spawn(|| worker.call("sleep", 400).map_err(text));
+            // With the looks of the parked thread in all manners.
+            std::thread::sleep(Duration::from_micros(200 * round));
+            let started = Instant::now();
+            worker.call("echo", 2).map_err(text)?;
+            let took = started.elapsed();
+            slow.join().unwrap()?;
+            Ok(took)
+        })?;
+        check(took < Duration::from_millis(200), (round, took))?;
+    }
+    Ok(())
+}
+
 /// A worker that is writing an answer nobody wants, larger than the socket holds, ends by itself.
 fn a_goodbye_waits_for_what_is_being_said() -> Outcome {
     let worker = worker()?;
@@ -453,6 +481,10 @@ fn main() -> ExitCode {
             forty_levels_need_no_more_threads_than_one,
         ),
         trial("nesting_without_end_is_refused", nesting_without_end_is_refused),
+        trial(
+            "a_slow_call_after_quick_ones_keeps_nobody_waiting",
+            a_slow_call_after_quick_ones_keeps_nobody_waiting,
+        ),
         trial("a_goodbye_waits_for_what_is_being_said", a_goodbye_waits_for_what_is_being_said),
         trial("a_worker_calls_an_idle_host", a_worker_calls_an_idle_host),
         trial("a_host_without_a_handler_says_so", a_host_without_a_handler_says_so),
