@@ -40,7 +40,7 @@ impl Peer {
                 reached("call-packed");
                 if let Err(below) = require.check(&packing.route, |rung| core.sessions.rank(rung)) {
                     undo(packing, &core.sessions);
-                    return Err(CallErrorKind::BelowRequired(Box::new(below)));
+                    return Err(CallErrorKind::BelowRequired(below));
                 }
                 rungs = rungs_of(&packing);
                 sent = self.send_call(id, attempt, nested, method, packing, deadline)?;

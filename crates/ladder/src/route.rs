@@ -137,7 +137,7 @@ impl Require {
         &self,
         route: &Route,
         rank: impl Fn(&RungId) -> Option<usize>,
-    ) -> Result<(), BelowRequired> {
+    ) -> Result<(), Box<BelowRequired>> {
         let Self { at_least, max_copies } = self;
         if at_least.is_none() && max_copies.is_none() {
             return Ok(());
@@ -149,11 +149,11 @@ impl Require {
                 || max_copies.is_some_and(|most| leg.copies > most)
         });
         match short {
-            Some(leg) => Err(BelowRequired {
+            Some(leg) => Err(Box::new(BelowRequired {
                 leg: leg.clone(),
                 at_least: at_least.clone(),
                 max_copies: *max_copies,
-            }),
+            })),
             None => Ok(()),
         }
     }

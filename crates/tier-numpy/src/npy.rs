@@ -297,7 +297,7 @@ pub fn read_npz(
 ///
 /// # Errors
 ///
-/// [`NpyError::Archive`], and as [`write`].
+/// [`NpyError::Archive`], and as [`write()`].
 #[cfg(feature = "npz")]
 pub fn write_npz<'a>(
     arrays: impl IntoIterator<Item = (&'a str, &'a Array)>,

@@ -145,7 +145,7 @@ fn work(channel: &Channel) -> ExitCode {
         })
         .on("unpickle", |value| {
             let pickle = value.as_pickle().ok_or("a pickle")?;
-            Ok(tier_pickle::open(pickle).map_or_else(|why| why.reason().code().into(), |v| v))
+            Ok(tier_pickle::open(pickle).unwrap_or_else(|why| why.reason().code().into()))
         })
         .on("class", |_| Ok(OpaquePickle::new(data("unknown_class_p5.pickle")).into()))
         .on("unsendable", |_| {

@@ -356,10 +356,10 @@ impl<'de> Visitor<'de> for AnyValue {
         while let Some(entry) = map.next_entry()? {
             entries.push(entry);
         }
-        if let [(Value::Bytes(nonce), Value::Int(at))] = entries.as_slice() {
-            if let Some(value) = find(nonce, *at) {
-                return Ok(value);
-            }
+        if let [(Value::Bytes(nonce), Value::Int(at))] = entries.as_slice()
+            && let Some(value) = find(nonce, *at)
+        {
+            return Ok(value);
         }
         Map::try_from_entries(entries)
             .map(Value::Map)

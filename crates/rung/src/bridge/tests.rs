@@ -180,9 +180,8 @@ impl Serialize for Twice {
 #[test]
 fn nesting_is_bounded() {
     #[derive(Serialize)]
-    struct Chain(Option<Box<Vec<Chain>>>);
-    let nested =
-        |levels| (1..levels).fold(Chain(None), |inner, _| Chain(Some(Box::new(vec![inner]))));
+    struct Chain(Option<Vec<Chain>>);
+    let nested = |levels| (1..levels).fold(Chain(None), |inner, _| Chain(Some(vec![inner])));
     assert!(to_value(&nested(crate::limits::VALUE_DEPTH)).is_ok());
     let error = to_value(&nested(crate::limits::VALUE_DEPTH + 1)).unwrap_err();
     assert!(error.to_string().contains("nested too deeply"), "{error}");

@@ -330,10 +330,10 @@ proptest! {
         let call = [&b""[..], b"c__builtin__\nset\n](NNe\x85R", b"c__builtin__\nbytes\n)R", b"L99999999999999999999L\n",
             b"c_codecs\nencode\nX\x01\x00\x00\x00xX\x06\x00\x00\x00latin1\x86R"][call];
         let program = [call, &ops[..], b"."].concat();
-        if let Ok(value) = load(program) {
-            if value.as_pickle().is_none() {
-                prop_assert_eq!(run(&dump(&value).unwrap()).unwrap(), value);
-            }
+        if let Ok(value) = load(program)
+            && value.as_pickle().is_none()
+        {
+            prop_assert_eq!(run(&dump(&value).unwrap()).unwrap(), value);
         }
     }
 }
