@@ -45,7 +45,7 @@ pub struct Stats {
     pub refused: u64,
     /// Leaves sent, by rung.
     pub out: Vec<RungStats>,
-    /// Leaves received, by rung; what stayed in the JSON is not counted here.
+    /// Leaves received, by rung; of what stayed in the JSON, tensors without elements alone.
     pub into: Vec<RungStats>,
     /// Why leaves that were sent did not ride a higher rung; those that stayed in the JSON are left out.
     pub declined: Vec<Declined>,

@@ -82,6 +82,8 @@ pub(crate) struct Survey<'s, 'v> {
     moving: Vec<Moving<'v>>,
     /// Values that the JSON has so far.
     nodes: usize,
+    /// Values that pickles become on the other side, and views of leaves past the second.
+    made: usize,
     /// Bytes of JSON that subtrees may still have.
     room: usize,
 }
@@ -95,6 +97,7 @@ struct Moving<'v> {
     value: &'v Value,
     path: String,
     nodes: usize,
+    keys: usize,
 }
 
 /// What was found out of a value.
@@ -110,13 +113,15 @@ struct Look {
     long: usize,
     /// Values that it consists of.
     nodes: usize,
+    /// Keys that are no values in the JSON, but are in a pickle.
+    keys: usize,
 }
 
 impl Look {
-    const MEMORY: Self = Self { rides: true, memory: true, weight: 0, long: 0, nodes: 1 };
+    const MEMORY: Self = Self { rides: true, memory: true, weight: 0, long: 0, nodes: 1, keys: 0 };
 
     fn light(weight: usize) -> Self {
-        Self { rides: false, memory: false, weight, long: 0, nodes: 1 }
+        Self { rides: false, memory: false, weight, long: 0, nodes: 1, keys: 0 }
     }
 }
 
@@ -141,6 +146,7 @@ impl<'v> Whole<'v> {
         all.weight += look.weight + 2;
         all.long = all.long.saturating_add(look.long);
         all.nodes += look.nodes;
+        all.keys += look.keys;
         if !look.rides {
             if look.weight > limits::INLINE_LEAF {
                 self.plain.push((part, index, look));
@@ -177,6 +183,7 @@ impl<'s, 'v> Survey<'s, 'v> {
             by_blob: HashMap::new(),
             moving: Vec::new(),
             nodes: 0,
+            made: 0,
             room: limits::INLINE_SUBTREE,
         }
     }
@@ -196,14 +203,22 @@ impl<'s, 'v> Survey<'s, 'v> {
         if !look.rides {
             self.plain(value, look, &Path::ROOT);
         }
-        for Moving { value, path, nodes } in std::mem::take(&mut self.moving) {
+        for Moving { value, path, nodes, keys } in std::mem::take(&mut self.moving) {
             if matches!(value, Value::Str(_) | Value::Bytes(_)) {
                 self.blob(value, path);
-            } else if let Err(declined) = self.lower(value, Leaf::Plain(value), path) {
+                continue;
+            }
+            self.made = self.made.saturating_add(nodes + keys);
+            if let Err(declined) = self.lower(value, Leaf::Plain(value), path) {
                 // The lowest rung is asked when it is written: the weight is only what it may come to.
                 self.nodes += nodes;
                 self.declined.insert(address(value), declined);
             }
+        }
+        if self.made > limits::PICKLE_NODES {
+            let detail = format!("over {} values in pickles", limits::PICKLE_NODES);
+            let refusals = vec![(RungId::PICKLE, Refusal::new(Reason::TooLarge, detail))];
+            return Err(unsendable(value, &Path::ROOT, refusals));
         }
         if self.nodes > limits::NODES {
             let refusal = Refusal::new(Reason::TooLarge, format!("over {} values", limits::NODES));
@@ -221,7 +236,7 @@ impl<'s, 'v> Survey<'s, 'v> {
     /// A text that is too long for the JSON, alone or among others.
     fn long(&mut self, value: &'v Value, path: &Path<'_>, len: usize) -> Look {
         self.nodes += 1;
-        self.moving.push(Moving { value, path: path.text(), nodes: 1 });
+        self.moving.push(Moving { value, path: path.text(), nodes: 1, keys: 0 });
         Look { rides: true, long: len, ..Look::light(0) }
     }
 
@@ -283,6 +298,7 @@ impl<'s, 'v> Survey<'s, 'v> {
                     let entry = path.then(Step::of_entry(key, index));
                     if keys {
                         whole.look.weight += key.as_str().map_or(0, quoted) + 2;
+                        whole.look.keys += 1;
                     } else {
                         let look = self.look(key, &entry, depth + 1)?;
                         whole.add(key, index, look);
@@ -354,7 +370,8 @@ impl<'s, 'v> Survey<'s, 'v> {
             self.room -= look.weight;
         } else {
             self.nodes += 1;
-            self.moving.push(Moving { value, path: path.text(), nodes: look.nodes });
+            let Look { nodes, keys, .. } = look;
+            self.moving.push(Moving { value, path: path.text(), nodes, keys });
         }
     }
 
@@ -376,8 +393,16 @@ impl<'s, 'v> Survey<'s, 'v> {
                 }
                 continue;
             }
-            match form.and_then(|form| form.lower(leaf)) {
+            let lowered = form.and_then(|form| form.lower(leaf)).and_then(|lowered| {
+                if lowered.views.len() > limits::LEAF_VIEWS {
+                    let detail = format!("{} views of one leaf", lowered.views.len());
+                    return Err(Refusal::new(Reason::TooLarge, detail));
+                }
+                Ok(lowered)
+            });
+            match lowered {
                 Ok(lowered) => {
+                    self.made += lowered.views.len().saturating_sub(2);
                     for view in &lowered.views {
                         self.memory(view, || Named::of(value, path.clone()));
                     }

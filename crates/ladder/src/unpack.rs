@@ -1,6 +1,6 @@
 //! JSON and parcels as a value again.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -103,15 +103,29 @@ pub(crate) struct Read {
 ///
 /// Whatever in it is not what the wire says.
 pub(crate) fn read(json: &str, table: &[Entry], sessions: &Sessions) -> Result<Read, Fault> {
-    let room = table.iter().map(|entry| entry.storage.len()).sum();
+    let room = bytes_of(table);
     let raised = Room::of(room);
     let mut reader = Reader { sessions, table, arrivals: Vec::new(), room, raised };
     let value = codec::decode(json, &mut reader)?;
     Ok(Read { value, arrivals: reader.arrivals })
 }
 
+/// Bytes of the blocks of a message: a block that it names many times is there once.
+fn bytes_of(table: &[Entry]) -> usize {
+    let block = |entry: &Entry| (entry.storage.memory().block(), entry.storage.len());
+    if let [one] = table {
+        return block(one).1;
+    }
+    let mut blocks: HashMap<u64, usize> = HashMap::new();
+    for (block, len) in table.iter().map(block) {
+        let known = blocks.entry(block).or_default();
+        *known = len.max(*known);
+    }
+    blocks.values().fold(0, |all, len| all.saturating_add(*len))
+}
+
 impl Read {
-    /// The leaves that did not stay in the JSON, without their paths.
+    /// The leaves that are tags of their own in the JSON (tensors without elements too), without their paths.
     pub(crate) fn legs(&self) -> impl Iterator<Item = &Leg> {
         self.arrivals.iter().map(|(_, leg)| leg)
     }
@@ -289,7 +303,8 @@ impl Reader<'_> {
         // What the lowest rung takes stands in the JSON, where it is counted.
         let form = self.sessions.form(&r).filter(|_| r != RungId::INLINE);
         let form = form.ok_or_else(|| Fault::new(Reason::UnknownRung, r.as_str()))?;
-        self.raised.take(views.len(), 0)?;
+        // One or two are a leaf's; any more are counted like values.
+        self.raised.take(views.len().saturating_sub(2), 0)?;
         self.raised.depth = limits::VALUE_DEPTH + 1 - node.depth;
         let value = form.raise(Lowered { meta: m, views }, &mut self.raised)?;
         let what = What::of(&value);

@@ -36,7 +36,8 @@
 //! ```
 //!
 //! Of `numpy`, `m` is null for an array that is its view, or the NumPy type (`rung::Descr`) for one whose
-//! view is the bytes of its elements, an element's in the last dimension. Of `pickle`, it is `"v"` for a
+//! view is the bytes of its elements, an element's in the last dimension; or 1, where that type is long, and
+//! stands as JSON in a second view. Of `pickle`, it is `"v"` for a
 //! subtree that was pickled for the way (one view, the pickle), or `"o"` for a pickle of the user's (the
 //! stream, then the buffers that were kept out of it). Nobody opens an `"o"` on the way.
 //!

@@ -37,7 +37,7 @@ pub const INLINE_SUBTREE: usize = 64 << 10;
 /// on a block would take.
 pub const INLINE_LEAF: usize = 256;
 
-/// Values in one pickle that is decoded, at most: each is one byte there at least, and tens here.
+/// Values in the pickles of one message, at most: each is one byte there at least, and tens here.
 pub const PICKLE_NODES: usize = 16_000_000;
 
 /// Bytes of text that the pickles of one message may become, at least; and four times what its blocks have.

@@ -59,6 +59,19 @@ impl Map {
         }
     }
 
+    /// As [`Self::try_from_entries`], for keys that are known to hold no memory: they are not looked through
+    /// for it.
+    ///
+    /// # Errors
+    ///
+    /// The key that stands there twice.
+    pub fn try_from_plain_entries(entries: Vec<(Value, Value)>) -> Result<Self, Value> {
+        match repeated(entries.len(), |at| &entries[at].0) {
+            Some(at) => Err(entries[at].0.clone()),
+            None => Ok(Self { entries }),
+        }
+    }
+
     /// From entries whose keys are known to differ.
     pub(crate) fn from_distinct(entries: Vec<(Value, Value)>) -> Self {
         Self { entries }
@@ -84,7 +97,7 @@ pub(crate) fn not_distinct<'a>(count: usize, value: impl Fn(usize) -> &'a Value)
 }
 
 /// The first of `count` values that equals an earlier one.
-fn repeated<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
+pub(crate) fn repeated<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
     // A few values are compared faster than hashed, and strings differ in length mostly.
     let few = if (0..count.min(1)).all(|at| value(at).as_str().is_some()) { 40 } else { 8 };
     if count <= few {

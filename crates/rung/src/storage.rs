@@ -84,6 +84,12 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
         }
     }
 
+    /// What tells this memory from any other that exists: two that answer the same are the same bytes, or a
+    /// part of them, however often they were named.
+    fn block(&self) -> u64 {
+        std::ptr::from_ref(self).cast::<()>() as u64
+    }
+
     /// Whether it can be sent to another process as it is, without a copy.
     fn is_shared(&self) -> bool {
         false

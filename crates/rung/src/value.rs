@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 
 use crate::array::Array;
 use crate::limits;
-use crate::map::{Map, not_distinct};
+use crate::map::{Map, not_distinct, repeated};
 use crate::object::Object;
 use crate::pickle::OpaquePickle;
 use crate::reason::{Reason, Refusal};
@@ -81,6 +82,18 @@ impl Value {
     /// The item that stands there twice, or that holds a tensor.
     pub fn try_set(items: Vec<Value>) -> Result<Self, Value> {
         match not_distinct(items.len(), |at| &items[at]) {
+            Some(at) => Err(items[at].clone()),
+            None => Ok(Self::Set(items)),
+        }
+    }
+
+    /// As [`Self::try_set`], for items that are known to hold no memory: they are not looked through for it.
+    ///
+    /// # Errors
+    ///
+    /// The item that stands there twice.
+    pub fn try_plain_set(items: Vec<Value>) -> Result<Self, Value> {
+        match repeated(items.len(), |at| &items[at]) {
             Some(at) => Err(items[at].clone()),
             None => Ok(Self::Set(items)),
         }
@@ -298,12 +311,11 @@ impl Hash for Value {
     }
 }
 
+/// Of this process alone: with keys that everybody knows, a peer could look for many sets of one sum.
+static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
 fn sum_of_hashes<T: Hash>(items: impl Iterator<Item = T>) -> u64 {
-    items.fold(0, |sum, item| {
-        let mut hasher = DefaultHasher::new();
-        item.hash(&mut hasher);
-        sum.wrapping_add(hasher.finish())
-    })
+    items.fold(0, |sum: u64, item| sum.wrapping_add(KEYS.hash_one(item)))
 }
 
 /// An integer that does not fit 64 bits, as its decimal digits.

@@ -93,6 +93,12 @@ impl Sealed {
         self.block.descriptor()
     }
 
+    /// The block's number: as long as it exists, no other block of the machine has it.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.block.number()
+    }
+
     /// The block's identity in this process.
     #[must_use]
     pub fn id(&self) -> &BlockId {

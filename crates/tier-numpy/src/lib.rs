@@ -83,6 +83,10 @@ impl Form for NumpyForm {
             return Ok(Lowered { meta: Meta::write(&())?, views: vec![tensor] });
         }
         let (descr, cells) = (Meta::write(array.descr())?, array.cells().clone());
+        if descr.as_json().len() > limits::NPY_HEADER {
+            let detail = format!("a type of {} bytes", descr.as_json().len());
+            return Err(Refusal::new(Reason::TooLarge, detail));
+        }
         if descr.as_json().len() <= limits::INLINE_META {
             return Ok(Lowered { meta: descr, views: vec![cells] });
         }
@@ -91,7 +95,7 @@ impl Form for NumpyForm {
         Ok(Lowered { meta: Meta::write(&TYPE_IN_A_VIEW)?, views: vec![cells, text] })
     }
 
-    fn raise(&self, lowered: Lowered, _room: &mut Room) -> Result<Value, Fault> {
+    fn raise(&self, lowered: Lowered, room: &mut Room) -> Result<Value, Fault> {
         let Lowered { meta, mut views } = lowered;
         let meta = if meta.read::<u32>().ok() == Some(TYPE_IN_A_VIEW) {
             let text = views.pop().ok_or_else(|| bad("a type in no view"))?;
@@ -101,6 +105,8 @@ impl Form for NumpyForm {
                     format!("a type of {} bytes", text.byte_count()),
                 ));
             }
+            room.read(text.byte_count())?;
+            room.take(0, text.byte_count())?;
             let text =
                 String::from_utf8(text.to_bytes()?).map_err(|_| bad("a type that is no text"))?;
             Meta::from_json(text)?

@@ -31,7 +31,7 @@ proptest! {
             panic!("a form");
         };
         let lowered = form.lower(Leaf::Array(&array)).unwrap();
-        prop_assert_eq!(form.raise(lowered, &mut Room::of(0)).unwrap(), Value::from(array));
+        prop_assert_eq!(form.raise(lowered, &mut Room::of(1 << 20)).unwrap(), Value::from(array));
     }
 
     #[test]

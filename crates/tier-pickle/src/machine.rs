@@ -86,6 +86,9 @@ pub(crate) fn run(bytes: &[u8], room: &mut Room) -> Result<Value, Refusal> {
             let mut measures = Measures { machine: &machine, known: HashMap::new(), most };
             let all = measures.of(root, 1)?;
             room.take(all.nodes, all.text)?;
+            if all.compared > 4 * limits::PICKLE_NODES {
+                return Err(Refusal::new(Reason::TooLarge, "sets and keys of sets, nested"));
+            }
             machine.value(root)
         }
         Err(Stop::Refused(refusal)) => Err(refusal),
@@ -448,15 +451,18 @@ fn long(bytes: &[u8]) -> Result<Node, Stop> {
 fn decimal(bytes: &[u8]) -> String {
     // Base 10^9, least first.
     let mut groups: Vec<u32> = vec![0];
-    for byte in bytes.iter().rev() {
-        let mut carry = u64::from(*byte);
+    for word in bytes.chunks(4).rev() {
+        let mut wide = [0; 4];
+        wide[..word.len()].copy_from_slice(word);
+        let mut carry = u64::from(u32::from_le_bytes(wide));
         for group in &mut groups {
-            let wide = u64::from(*group) * 256 + carry;
+            let wide = (u64::from(*group) << 32) + carry;
             *group = (wide % 1_000_000_000) as u32;
             carry = wide / 1_000_000_000;
         }
-        if carry > 0 {
-            groups.push(carry as u32);
+        while carry > 0 {
+            groups.push((carry % 1_000_000_000) as u32);
+            carry /= 1_000_000_000;
         }
     }
     let mut digits = groups.last().map_or_else(String::new, ToString::to_string);
@@ -507,10 +513,12 @@ struct Measure {
     /// Bytes of text.
     text: usize,
     height: usize,
+    /// What is looked through to see whether keys and items of sets differ: all of each, at every level.
+    compared: usize,
 }
 
 impl Measure {
-    const LEAF: Self = Self { nodes: 1, text: 0, height: 1 };
+    const LEAF: Self = Self { nodes: 1, text: 0, height: 1, compared: 0 };
 }
 
 /// Before anything is built: each container is looked into once, however often it is referred to.
@@ -535,11 +543,14 @@ impl Measures<'_, '_> {
             Node::Call(_) => {
                 return Err(Refusal::new(Reason::NotPlain, "a function, not called"));
             }
-            Node::List(items) | Node::Tuple(items) | Node::Set(items) => {
-                self.container(at, depth, &mut items.iter().copied())?
+            Node::List(items) | Node::Tuple(items) => {
+                self.container(at, depth, &mut items.iter().map(|item| (*item, false)))?
+            }
+            Node::Set(items) => {
+                self.container(at, depth, &mut items.iter().map(|item| (*item, true)))?
             }
             Node::Dict(entries) => {
-                let parts = entries.iter().flat_map(|(key, value)| [*key, *value]);
+                let parts = entries.iter().flat_map(|(key, value)| [(*key, true), (*value, false)]);
                 self.container(at, depth, &mut { parts })?
             }
             _ => Measure::LEAF,
@@ -550,7 +561,7 @@ impl Measures<'_, '_> {
         &mut self,
         at: u32,
         depth: usize,
-        parts: &mut dyn Iterator<Item = u32>,
+        parts: &mut dyn Iterator<Item = (u32, bool)>,
     ) -> Result<Measure, Refusal> {
         let most = self.most;
         let too_deep = || Refusal::new(Reason::TooDeep, format!("at most {}", most));
@@ -567,8 +578,11 @@ impl Measures<'_, '_> {
         }
         self.known.insert(at, None);
         let mut all = Measure::LEAF;
-        for part in parts {
+        for (part, differs) in parts {
             let part = self.of(part, depth + 1)?;
+            let looked = part.nodes.saturating_add(part.text / 16);
+            let more = if differs { looked.saturating_add(part.compared) } else { part.compared };
+            all.compared = all.compared.saturating_add(more);
             all.nodes = all.nodes.saturating_add(part.nodes);
             all.text = all.text.saturating_add(part.text);
             all.height = all.height.max(part.height + 1);
@@ -605,20 +619,11 @@ impl Machine<'_> {
             Node::OwnedBytes(bytes) => Value::bytes(bytes.to_vec()),
             Node::List(items) => Value::List(self.items(items)?),
             Node::Tuple(items) => Value::Tuple(self.items(items)?),
-            Node::Set(items) => {
-                let set = Value::set(self.items(items)?);
-                if set.items().map(<[Value]>::len) != Some(items.len()) {
-                    return Err(twice());
-                }
-                set
-            }
+            Node::Set(items) => Value::try_plain_set(self.items(items)?).map_err(|_| twice())?,
             Node::Dict(entries) => {
                 let read = |(key, value): &(u32, u32)| Ok((self.value(*key)?, self.value(*value)?));
-                let map = entries.iter().map(read).collect::<Result<Map, Refusal>>()?;
-                if map.len() != entries.len() {
-                    return Err(twice());
-                }
-                Value::Map(map)
+                let read = entries.iter().map(read).collect::<Result<_, Refusal>>()?;
+                Value::Map(Map::try_from_plain_entries(read).map_err(|_| twice())?)
             }
             Node::Call(_) => {
                 return Err(Refusal::new(Reason::NotPlain, "a function, not called"));

@@ -34,6 +34,10 @@ impl Memory for SealedMemory {
         self.block.read_at(offset, into)
     }
 
+    fn block(&self) -> u64 {
+        self.block.number()
+    }
+
     fn is_shared(&self) -> bool {
         true
     }
@@ -50,6 +54,10 @@ impl Memory for LentMemory {
 
     fn bytes(&self) -> Result<&[u8], Refusal> {
         Ok(self.0.bytes())
+    }
+
+    fn block(&self) -> u64 {
+        self.0.number()
     }
 
     fn is_shared(&self) -> bool {
@@ -84,6 +92,10 @@ impl Memory for ForeignMemory {
         self.block.read_at(offset, into)
     }
 
+    fn block(&self) -> u64 {
+        self.block.number()
+    }
+
     fn is_shared(&self) -> bool {
         true
     }
@@ -103,6 +115,10 @@ impl Memory for OwnMemory {
 
     fn bytes(&self) -> Result<&[u8], Refusal> {
         part(self.storage.host_bytes()?, self.len)
+    }
+
+    fn block(&self) -> u64 {
+        self.storage.memory().block()
     }
 
     fn is_shared(&self) -> bool {

@@ -377,6 +377,11 @@ fn a_reply_that_no_rung_takes_is_an_error_at_the_caller() -> Outcome {
         check(text.contains(part), (part, &text))?;
     }
     check(worker.lent() == (0, 0), worker.lent())?;
+    let buffers = vec![Tensor::from_vec(vec![1u8], &[1]).unwrap(); 5000];
+    let pickle = OpaquePickle::new(vec![b'.']).with_buffers(buffers).unwrap();
+    let error = worker.call("echo", pickle).unwrap_err();
+    check(error.is_unsendable(), error.kind())?;
+    check(error.to_string().contains("5001 views of one leaf"), &error)?;
     let set = Value::Set(vec![Value::from(Tensor::from_vec(vec![1u8], &[1]).unwrap())]);
     let error = worker.call("echo", set).unwrap_err();
     check(error.is_unsendable() && error.value().is_some(), error.kind())?;

@@ -65,6 +65,7 @@ pub const KINDS: &[(&str, &str, bool)] = &[
     ("nested-without-end", "nested too deeply", true),
     ("zeros-without-end", "more than 1000000 values in one", true),
     ("one-block-copied-many-times", "more bytes to copy than the message has", true),
+    ("one-block-named-many-times", "more bytes to copy than the message has", true),
     ("refuses-everything", "the peer could not take it: I do not like it", true),
     ("floods-with-calls", "more messages than it reads", true),
 ];
@@ -303,6 +304,10 @@ fn answers(kind: &str, wire: &mut Wire) {
             "one-block-copied-many-times" => {
                 let tag = r#"{"$S":{"s":0,"n":4096}}"#;
                 (answer(1, "shm", 1, &format!("[{tag}{}]", format!(",{tag}").repeat(50))), good())
+            }
+            "one-block-named-many-times" => {
+                let json = r#"{"v":2,"k":"ret","id":1,"n":1,"p":[{"r":"shm","l":1,"n":4096,"h":1,"m":{"b":1}},{"r":"shm","l":2,"n":4096,"m":{"b":1}}],"a":[{"$S":{"s":0,"n":4096}},{"$S":{"s":1,"n":4096}}]}"#;
+                (json.to_owned(), good())
             }
             "unknown-tag" => (answer(1, "shm", 1, r#"{"$Q":1}"#), good()),
             "unknown-rung" => (answer(attempt, "warp", 1, TENSOR), good()),

@@ -135,6 +135,14 @@ fn bombs_are_refused() {
     encodes.extend(b"h\x02h\x00h\x01\x86R0".repeat(1000));
     encodes.extend(b"N.");
     assert_eq!(run(&encodes).unwrap_err().reason(), Reason::TooLarge);
+    // A set in a set, and so on: all of it is compared at every level.
+    let mut sets = b"\x8f(".repeat(100);
+    sets.extend(b"](");
+    sets.extend(b"N".repeat(990_000));
+    sets.extend(b"e");
+    sets.extend(b"\x90".repeat(100));
+    sets.push(b'.');
+    assert_eq!(run(&sets).unwrap_err().reason(), Reason::TooLarge);
     // What is left behind without being a value.
     for code in [b'(', b'2'] {
         let many = [&b"N"[..], &vec![code; limits::PICKLE_NODES + 2], b"."].concat();
