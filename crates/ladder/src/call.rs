@@ -9,7 +9,7 @@ use crate::core::{Event, NotKept, NotSent, NotYet, Work};
 use crate::error::{CallErrorKind, Ended};
 use crate::fail::reached;
 use crate::handshake::post_mortem;
-use crate::pack::{Blocks, Packing, pack, undo};
+use crate::pack::{Blocks, Names, Packing, pack, undo};
 use crate::route::{Require, Route};
 use crate::transfer::{ATTEMPTS, TakeError, next_blocks, rungs_of};
 use crate::unpack;
@@ -35,8 +35,8 @@ impl Peer {
             // Again after a NACK; a value that is gone was accepted.
             if let Some(undelivered) = &*value {
                 attempt += 1;
-                let packing =
-                    pack(undelivered, &core.sessions, blocks).map_err(CallErrorKind::Unsendable)?;
+                let packing = pack(undelivered, &core.sessions, blocks, Names::All)
+                    .map_err(CallErrorKind::Unsendable)?;
                 reached("call-packed");
                 if let Err(below) = require.check(&packing.route, |rung| core.sessions.rank(rung)) {
                     undo(packing, &core.sessions);

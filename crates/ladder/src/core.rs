@@ -24,7 +24,7 @@ use crate::stats::Counters;
 use crate::wire::{self, Accepted, Message, Of, Riders, Role, Root};
 
 /// How long the socket may stay unread before the parked thread takes over.
-const TAKE_OVER: Duration = Duration::from_millis(1);
+const TAKE_OVER: Duration = Duration::from_millis(4);
 
 /// How often whoever waits for room looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);

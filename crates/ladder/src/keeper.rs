@@ -349,6 +349,9 @@ impl Returns {
     /// so long that it is time to look around; gives the messages; none once closed.
     pub(crate) fn overdue(&self, look_around: Duration) -> Option<Vec<Message>> {
         let mut queue = lock(&self.queue);
+        // In steady traffic something is pushed again at once: this thread then looks every few milliseconds,
+        // and is not woken for each. It goes to sleep where nothing was there twice.
+        let mut lingers = true;
         loop {
             if queue.closed {
                 return None;
@@ -357,13 +360,22 @@ impl Returns {
                 return Some(std::mem::take(&mut queue.posted));
             }
             let wait = match queue.since {
-                None => look_around,
+                None if lingers => {
+                    lingers = false;
+                    2 * RIDE
+                }
+                None => {
+                    queue.idle = true;
+                    look_around
+                }
                 Some(since) => match RIDE.checked_sub(since.elapsed()) {
-                    Some(left) if !left.is_zero() => left,
+                    Some(left) if !left.is_zero() => {
+                        lingers = true;
+                        left
+                    }
                     _ => return Some(Vec::new()),
                 },
             };
-            queue.idle = queue.since.is_none();
             let waited = self.pushed.wait_timeout(queue, wait);
             let timed_out;
             (queue, timed_out) = waited.map_or_else(

@@ -78,7 +78,7 @@ pub use keeper::{AtBound, Bounds, HeldLease};
 pub use ladder::Ladder;
 pub use outside::Listener;
 pub use registry::{Decomposed, Decomposer, Parts, RegisterError, Registry, RegistryBuilder};
-pub use route::{BelowRequired, Leg, Route, What};
+pub use route::{BelowRequired, LeafPath, Leg, Route, What};
 pub use stats::{Declined, RungStats, Stats};
 pub use typed::Answer;
 pub use worker::{Worker, WorkerBuilder};

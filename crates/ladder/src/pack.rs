@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tier_inline::codec::{self, Splice};
 
 use crate::ladder::Sessions;
-use crate::route::{Leg, Route, What};
+use crate::route::{LeafPath, Leg, Route, What};
 pub(crate) use crate::survey::Blocks;
 use crate::survey::{Named, Places, Survey, Table, Taken, address, place};
 
@@ -101,6 +101,15 @@ fn no_flags(flags: &u8) -> bool {
     *flags == 0
 }
 
+/// Whose names a route has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Names {
+    /// Every leaf's.
+    All,
+    /// Not those of what stays in the JSON: nobody reads the route of an answer, but what is said of its bulk.
+    Bulk,
+}
+
 /// A packed value.
 #[derive(Default)]
 pub(crate) struct Packing {
@@ -120,6 +129,7 @@ pub(crate) fn pack(
     value: &Value,
     sessions: &Sessions,
     blocks: Blocks,
+    names: Names,
 ) -> Result<Packing, Unsendable> {
     let mut survey = Survey::new(sessions);
     survey.look_at(value)?;
@@ -134,6 +144,8 @@ pub(crate) fn pack(
         mixed,
         taken,
         declined,
+        names,
+        scratch: String::new(),
         places,
         table: Vec::with_capacity(table.len()),
         route: Route { legs },
@@ -252,6 +264,9 @@ impl Carried {
 struct Packer<'a> {
     sessions: &'a Sessions,
     mixed: HashSet<usize>,
+    names: Names,
+    /// For paths.
+    scratch: String,
     taken: HashMap<usize, Taken>,
     declined: HashMap<usize, Vec<(RungId, Refusal)>>,
     places: Places,
@@ -336,7 +351,8 @@ impl Packer<'_> {
             _ => declined.into(),
         };
         let share = carried.map_or(Duration::ZERO, |carried| carried.share(bytes));
-        let (path, bytes, time) = (path.text(), bytes as u64, time + share);
+        let (path, bytes, time) =
+            (LeafPath::of(path, &mut self.scratch), bytes as u64, time + share);
         self.route.legs.push(Leg { path, what, bytes, rung, over, copies, declined, time });
         let tag = LoweredTag { r: form, m: meta, p };
         write_tag(out, "L", &tag).map_err(Refusal::from)
@@ -361,7 +377,7 @@ impl Packer<'_> {
             return;
         };
         self.route.legs.push(Leg {
-            path: path.text(),
+            path: LeafPath::of(path, &mut self.scratch),
             what,
             bytes: bytes as u64,
             rung: carried.rung.clone(),
@@ -373,8 +389,12 @@ impl Packer<'_> {
     }
 
     fn leg(&mut self, path: &Path<'_>, what: What, bytes: usize, rung: RungId, time: Duration) {
+        let path = match self.names {
+            Names::Bulk if rung == RungId::INLINE => LeafPath::default(),
+            _ => LeafPath::of(path, &mut self.scratch),
+        };
         self.route.legs.push(Leg {
-            path: path.text(),
+            path,
             what,
             bytes: bytes as u64,
             rung,

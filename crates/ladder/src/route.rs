@@ -1,10 +1,12 @@
 //! What each leaf rode, and why not something higher.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rung::{DType, Descr, Refusal, RungId, Value};
+use rung::{DType, Descr, Path, Refusal, RungId, Value};
+use smol_str::SmolStr;
 
 /// What a leaf is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,11 +55,56 @@ impl fmt::Display for What {
     }
 }
 
+/// Where a leaf is in its value, as `$.images[3].meta`: a string that is not changed.
+#[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LeafPath(SmolStr);
+
+impl LeafPath {
+    /// Written by way of `scratch`, so that a short one costs no allocation.
+    pub(crate) fn of(path: &Path<'_>, scratch: &mut String) -> Self {
+        scratch.clear();
+        path.push_to(scratch);
+        Self(SmolStr::new(scratch.as_str()))
+    }
+}
+
+impl Deref for LeafPath {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for LeafPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+impl fmt::Display for LeafPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self)
+    }
+}
+
+impl PartialEq<str> for LeafPath {
+    fn eq(&self, other: &str) -> bool {
+        **self == *other
+    }
+}
+
+impl PartialEq<&str> for LeafPath {
+    fn eq(&self, other: &&str) -> bool {
+        **self == **other
+    }
+}
+
 /// One leaf of a value that crossed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leg {
     /// Where in the value, as `$.images[3].meta`.
-    pub path: String,
+    pub path: LeafPath,
     /// What it is.
     pub what: What,
     /// Bytes: of the elements, the text, the pickle, or the JSON.

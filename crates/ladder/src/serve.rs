@@ -11,7 +11,7 @@ use crate::core::{Answer, Core, Incoming, NotKept, NotSent, NotYet, Work};
 use crate::error::Ended;
 use crate::fail::reached;
 use crate::handler::{Failure, Handler};
-use crate::pack::{Blocks, Packing, pack};
+use crate::pack::{Blocks, Names, Packing, pack};
 use crate::transfer::{ATTEMPTS, TakeError, next_blocks, rungs_of};
 use crate::unpack::{self, Entry};
 use crate::wire::{Message, Of};
@@ -131,7 +131,7 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<(), Ended> {
         let fail = |code: &str, text: String| self.fail(id, deadline, Failure::new(code, text));
-        let mut packing = match pack(&value, &self.sessions, blocks) {
+        let mut packing = match pack(&value, &self.sessions, blocks, Names::Bulk) {
             Ok(packing) => packing,
             Err(unsendable) => return fail("unsendable", unsendable.to_string()),
         };

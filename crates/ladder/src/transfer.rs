@@ -85,7 +85,7 @@ impl Core {
         let low = |leg: &&Leg| leg.bytes >= large && matches!(leg.what, What::Plain(_));
         for leg in route.legs.iter().filter(low) {
             let Leg { path, bytes, rung, .. } = leg;
-            tracing::warn!(path, bytes, %rung, "a large {} rode a low rung: send it as a tensor", leg.what);
+            tracing::warn!(path = &**path, bytes, %rung, "a large {} rode a low rung: send it as a tensor", leg.what);
         }
     }
 }

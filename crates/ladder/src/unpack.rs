@@ -15,7 +15,7 @@ use tier_inline::codec::{self, Node, Unsplice};
 use crate::keeper::{LeaseGuard, Returns};
 use crate::ladder::Sessions;
 use crate::pack::{BlobTag, LoweredTag, READ_ONLY, REQUIRES_GRAD, TensorTag};
-use crate::route::{Leg, Route, What};
+use crate::route::{LeafPath, Leg, Route, What};
 
 /// An imported storage and how it came.
 #[derive(Debug)]
@@ -132,7 +132,12 @@ impl Read {
 
     /// The route: worked out when somebody asks, since it takes another look at the whole value.
     pub(crate) fn route(&self) -> Route {
-        let mut namer = Namer { arrivals: &self.arrivals, node: 0, route: Route::default() };
+        let mut namer = Namer {
+            arrivals: &self.arrivals,
+            node: 0,
+            route: Route::default(),
+            scratch: String::new(),
+        };
         namer.look(&self.value, &Path::ROOT);
         namer.route
     }
@@ -142,6 +147,8 @@ struct Namer<'a> {
     arrivals: &'a [(usize, Leg)],
     node: usize,
     route: Route,
+    /// For paths.
+    scratch: String,
 }
 
 impl Namer<'_> {
@@ -150,7 +157,9 @@ impl Namer<'_> {
         let from = self.arrivals.partition_point(|(node, _)| *node < self.node);
         match self.arrivals.get(from) {
             Some((node, leg)) if *node == self.node => {
-                self.route.legs.push(Leg { path: path.text(), ..leg.clone() });
+                self.route
+                    .legs
+                    .push(Leg { path: LeafPath::of(path, &mut self.scratch), ..leg.clone() });
                 self.node = end;
             }
             Some((node, _)) if *node < end => {
@@ -168,7 +177,7 @@ impl Namer<'_> {
                 let _ = codec::encode(value, &mut json, &mut codec::Plain);
                 let what = What::Plain(value.kind());
                 let mut leg = inline(what, json.len());
-                leg.path = path.text();
+                leg.path = LeafPath::of(path, &mut self.scratch);
                 self.route.legs.push(leg);
                 self.node = end;
             }
@@ -178,7 +187,7 @@ impl Namer<'_> {
     fn look_inside(&mut self, value: &Value, path: &Path<'_>) {
         if let Value::Object(object) = value {
             let leg = inline(What::of(value), object.tag().len());
-            self.route.legs.push(Leg { path: path.text(), ..leg });
+            self.route.legs.push(Leg { path: LeafPath::of(path, &mut self.scratch), ..leg });
         }
         match value {
             Value::List(items) | Value::Tuple(items) | Value::Set(items) => {
@@ -220,7 +229,7 @@ fn has_object(value: &Value) -> bool {
 
 fn inline(what: What, bytes: usize) -> Leg {
     Leg {
-        path: String::new(),
+        path: LeafPath::default(),
         what,
         bytes: bytes as u64,
         rung: RungId::INLINE,

@@ -98,14 +98,31 @@ pub(crate) fn not_distinct<'a>(count: usize, value: impl Fn(usize) -> &'a Value)
 
 /// The first of `count` values that equals an earlier one.
 pub(crate) fn repeated<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
-    // A few values are compared faster than hashed, and strings differ in length mostly.
-    let few = if (0..count.min(1)).all(|at| value(at).as_str().is_some()) { 40 } else { 8 };
-    if count <= few {
+    // A few values are compared faster than hashed, and strings mostly differ at a glance.
+    if count <= 64 && (0..count).all(|at| value(at).as_str().is_some()) {
+        return repeated_string(count, value);
+    }
+    if count <= 8 {
         (1..count).find(|&at| (0..at).any(|earlier| value(earlier) == value(at)))
     } else {
         let mut seen = HashSet::with_capacity(count);
         (0..count).find(|&at| !seen.insert(value(at)))
     }
+}
+
+/// As [`repeated`], of strings: only where another one looked alike is it compared.
+fn repeated_string<'a>(count: usize, value: impl Fn(usize) -> &'a Value) -> Option<usize> {
+    let mut seen = [0u64; 4];
+    (0..count).find(|&at| {
+        let bytes = value(at).as_str().unwrap_or_default().as_bytes();
+        let ends = (bytes.first().copied().unwrap_or(0), bytes.last().copied().unwrap_or(0));
+        let glance =
+            bytes.len().wrapping_mul(31) ^ (usize::from(ends.0) << 1) ^ (usize::from(ends.1) << 3);
+        let (word, bit) = (glance / 64 % 4, 1u64 << (glance % 64));
+        let alike = seen[word] & bit != 0;
+        seen[word] |= bit;
+        alike && (0..at).any(|earlier| value(earlier) == value(at))
+    })
 }
 
 impl PartialEq for Map {

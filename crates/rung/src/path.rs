@@ -40,7 +40,7 @@ impl<'a> Path<'a> {
 
 impl Path<'_> {
     /// Appends the path as it is printed: a message of many leaves names them all.
-    fn push_to(&self, out: &mut String) {
+    pub fn push_to(&self, out: &mut String) {
         let Some((parent, step)) = self.parent else {
             return out.push('$');
         };

@@ -26,7 +26,8 @@ pub struct Flags {
 #[derive(Debug, Clone)]
 pub struct Tensor {
     storage: Arc<Storage>,
-    layout: Layout,
+    // Shared by clones, and small where a value holds it.
+    layout: Arc<Layout>,
     flags: Flags,
 }
 
@@ -44,7 +45,7 @@ impl Tensor {
         offset: usize,
     ) -> Result<Self, Refusal> {
         let layout = Layout::new(dtype, shape, strides, offset, storage.len())?;
-        Ok(Self { storage, layout, flags: Flags::default() })
+        Ok(Self { storage, layout: Arc::new(layout), flags: Flags::default() })
     }
 
     /// All of `storage`, in C order.
@@ -69,7 +70,7 @@ impl Tensor {
                 ),
             ));
         }
-        Ok(Self { storage, layout, flags: Flags::default() })
+        Ok(Self { storage, layout: Arc::new(layout), flags: Flags::default() })
     }
 
     /// The elements of a vector in C order, without a copy.
@@ -98,7 +99,7 @@ impl Tensor {
     #[must_use]
     pub fn all_bytes(storage: Arc<Storage>) -> Self {
         let layout = Layout::bytes(storage.len());
-        Self { storage, layout, flags: Flags::default() }
+        Self { storage, layout: Arc::new(layout), flags: Flags::default() }
     }
 
     /// The storage.
@@ -268,7 +269,7 @@ impl Tensor {
         strides: Vec<isize>,
         offset: usize,
     ) -> Result<Self, Refusal> {
-        let layout = self.layout.view(shape, strides, offset)?;
+        let layout = Arc::new(self.layout.view(shape, strides, offset)?);
         Ok(Self { storage: Arc::clone(&self.storage), layout, flags: self.flags })
     }
 
@@ -409,7 +410,7 @@ impl Tensor {
             }
         });
         match taken {
-            Ok(memory) => Ok((memory, layout)),
+            Ok(memory) => Ok((memory, Arc::unwrap_or_clone(layout))),
             Err(storage) => Err(Self { storage, layout, flags }),
         }
     }

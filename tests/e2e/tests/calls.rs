@@ -127,7 +127,7 @@ fn routes_tell_what_happened() -> Outcome {
         .sent()
         .legs
         .iter()
-        .map(|leg| (leg.path.as_str(), leg.rung.as_str(), leg.copies, leg.bytes))
+        .map(|leg| (&*leg.path, leg.rung.as_str(), leg.copies, leg.bytes))
         .collect();
     check(seen == expected, seen)?;
     // What came to the worker in a block goes back in the same block.

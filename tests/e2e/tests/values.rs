@@ -252,7 +252,7 @@ fn a_type_of_ones_own_known_on_both_sides() -> Outcome {
     let worker = worker()?;
     let registry = registry(1, 1..=1);
     let made = worker.call("make", Value::Null).map_err(text)?;
-    let legs: Vec<String> = made.received().legs.iter().map(|leg| leg.path.clone()).collect();
+    let legs: Vec<String> = made.received().legs.iter().map(|leg| leg.path.to_string()).collect();
     check(legs.contains(&"$[2][0]".to_owned()), &legs)?;
     let opened: Mesh = registry.compose(made.value()).map_err(text)?;
     check(opened == mesh(), "another mesh")?;
