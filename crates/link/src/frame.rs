@@ -91,8 +91,9 @@ impl Decoder {
         }
     }
 
-    /// Takes no frames larger than this, from now on: for peers that have yet to say who they are.
-    pub fn limit(&mut self, bytes: usize) {
+    /// Takes no next frame larger than this: for peers that have yet to say who they are. Those after it are
+    /// limited as ever, since they may have come along with it.
+    pub fn limit_next(&mut self, bytes: usize) {
         self.limit = bytes.min(FRAME_BYTES);
     }
 
@@ -168,6 +169,7 @@ impl Decoder {
             .map_err(|_| Fault::new(Reason::BadMetadata, "a frame that is not UTF-8"))?
             .to_owned();
         self.start += PREFIX + length;
+        self.limit = FRAME_BYTES;
         let handles = self.handles.drain(..count).collect();
         Ok(Some(Frame { json, handles }))
     }
@@ -223,6 +225,19 @@ mod tests {
                 return;
             }
         }
+    }
+
+    #[test]
+    fn the_first_frame_alone_is_limited() {
+        let mut decoder = Decoder::new();
+        decoder.limit_next(8);
+        feed(&mut decoder, &[encoded("\"key\"", 0), encoded(&"1".repeat(200), 0)].concat(), vec![]);
+        assert_eq!(decoder.next_frame().unwrap().unwrap().json, "\"key\"");
+        assert_eq!(decoder.next_frame().unwrap().unwrap().json.len(), 200);
+        let mut decoder = Decoder::new();
+        decoder.limit_next(8);
+        feed(&mut decoder, &encoded("123456789", 0), vec![]);
+        assert_eq!(decoder.next_frame().unwrap_err().reason(), Reason::OverCap);
     }
 
     fn encoded(json: &str, handles: usize) -> Vec<u8> {

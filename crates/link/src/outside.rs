@@ -142,7 +142,7 @@ impl Listener {
             return None;
         }
         let link = Link::over(OwnedFd::from(stream));
-        link.limit_frames(FIRST_FRAME);
+        link.limit_next_frame(FIRST_FRAME);
         let patience = Instant::now() + PATIENCE;
         let frame = link.receive(Some(deadline.map_or(patience, |end| end.min(patience)))).ok()?;
         let expected = first_frame(&self.key.0);
@@ -150,7 +150,6 @@ impl Listener {
         if !bool::from(known) || !frame.handles.is_empty() {
             return None;
         }
-        link.limit_frames(rung::limits::FRAME_BYTES);
         Some(link)
     }
 }

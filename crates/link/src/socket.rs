@@ -180,9 +180,9 @@ impl Link {
         self.spin.store(nanos, Ordering::Relaxed);
     }
 
-    /// Takes no frames larger than this, from now on.
-    pub fn limit_frames(&self, bytes: usize) {
-        lock(&self.inbox).decoder.limit(bytes);
+    /// Takes no next frame larger than this.
+    pub fn limit_next_frame(&self, bytes: usize) {
+        lock(&self.inbox).decoder.limit_next(bytes);
     }
 
     /// What crossed so far.
