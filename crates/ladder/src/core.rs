@@ -318,13 +318,13 @@ impl Core {
             router: Mutex::default(),
             changed: Condvar::new(),
             unread: Condvar::new(),
-            home: std::process::id(),
+            home: segment::generation(),
         }
     }
 
     /// Whether this is still the process that made it, not a fork of it.
     pub(crate) fn is_home(&self) -> bool {
-        self.home == std::process::id()
+        self.home == segment::generation()
     }
 
     pub(crate) fn router(&self) -> MutexGuard<'_, Router> {

@@ -72,6 +72,24 @@ struct Inbox {
     /// By [`cost`].
     ready_cost: usize,
     ended: bool,
+    /// How often in a row nothing was there when somebody looked before it waited.
+    misses: u32,
+}
+
+impl Inbox {
+    /// Whether something may be there already: where that was not so lately, waiting at once saves a system
+    /// call. Now and then it is worth a look all the same.
+    fn is_worth_a_look(&mut self) -> bool {
+        if self.misses < 2 {
+            return true;
+        }
+        self.misses = self.misses % 16 + 1;
+        self.misses == 16
+    }
+
+    fn looked(&mut self, came: bool) {
+        self.misses = if came { 0 } else { self.misses.max(1) + 1 };
+    }
 }
 
 /// Whether somebody writes, and what is left of a frame that was begun.
@@ -380,6 +398,7 @@ impl Link {
     /// read, [`LinkError::Deadline`], [`LinkError::Fault`], [`LinkError::System`].
     pub fn receive(&self, deadline: Option<Instant>) -> Result<Frame, LinkError> {
         let mut inbox = lock(&self.inbox);
+        let mut waited = false;
         loop {
             if let Some(frame) = inbox.ready.pop_front() {
                 inbox.ready_cost -= cost(&frame);
@@ -389,7 +408,14 @@ impl Link {
             if inbox.ended {
                 return Err(self.end_of(&inbox));
             }
-            if self.read_some(&mut inbox)? {
+            let spins = self.spin.load(Ordering::Relaxed) > 0;
+            let looks = waited || spins || inbox.is_worth_a_look();
+            let came = looks && self.read_some(&mut inbox)?;
+            if looks && !waited {
+                inbox.looked(came);
+            }
+            if came {
+                waited = false;
                 // A peer that sends one byte at a time does not put the deadline off.
                 if inbox.ready.is_empty()
                     && !inbox.ended
@@ -403,6 +429,7 @@ impl Link {
                 continue;
             }
             let ready = self.poll(PollFlags::IN, deadline)?;
+            waited = true;
             if ready.socket.is_empty() && ready.peer_exited {
                 // It may have written between our read and its death.
                 if !self.read_some(&mut inbox)? && inbox.ready.is_empty() && !inbox.ended {

@@ -14,8 +14,15 @@ extern "C" fn in_the_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A number that is another one after a fork; far cheaper than getpid(2).
-pub(crate) fn generation() -> u32 {
+/// A number that is another one after a fork(2) by the C library; far cheaper than getpid(2).
+///
+/// ```
+/// let home = segment::generation();
+/// // … and in whatever may run in a fork of this process:
+/// assert_eq!(segment::generation(), home);
+/// ```
+#[must_use]
+pub fn generation() -> u32 {
     static ASKED: Once = Once::new();
     ASKED.call_once(|| {
         // SAFETY: the handler takes nothing, does nothing but an atomic addition, and is never unloaded

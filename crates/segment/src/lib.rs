@@ -74,7 +74,6 @@ mod sealed;
 mod tests;
 mod trust;
 
-#[cfg(target_os = "linux")]
 pub use copy::set_copy_threads;
 #[cfg(target_os = "linux")]
 pub use counters::{Calls, calls};
@@ -84,6 +83,8 @@ pub use draft::{Draft, Shared};
 pub use filling::Filling;
 #[cfg(target_os = "linux")]
 pub use foreign::{Foreign, Received, receive};
+#[cfg(target_os = "linux")]
+pub use fork::generation;
 #[cfg(target_os = "linux")]
 pub use id::{BlockId, Watcher};
 #[cfg(target_os = "linux")]
