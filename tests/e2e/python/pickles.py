@@ -104,7 +104,7 @@ def main(what, folder):
     assert seen == 6 * len(VALUES), seen
     # A struct that Rust pickled: a dictionary.
     struct = pickle.loads((folder / "struct.pickle").read_bytes())
-    assert struct == {"name": "naïve", "weights": [0.5, 1.5], "mode": {"Tiled": [2, 3]}, "plain": "Fast", "none": None}, struct
+    assert struct == {"name": "naïve", "weights": [0.5, 1.5], "mode": {"Tiled": (2, 3)}, "plain": "Fast", "none": None}, struct
     for name, array in arrays():
         for suffix in ("npy", "npz"):
             back = np.load(folder / f"back-{name}.{suffix}")
