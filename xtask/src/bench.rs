@@ -5,7 +5,7 @@ use std::process::Command;
 
 use clap::ValueEnum;
 
-use crate::Error;
+use crate::{Error, succeed};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -24,17 +24,12 @@ pub(crate) struct Options {
     pub(crate) alone: bool,
 }
 
-fn built(command: &mut Command) -> Result<(), Error> {
-    let status = command.status()?;
-    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
-}
-
 /// Host memory against memcpy, sockets, iceoryx2, ipc-channel and, given a Python, torch; values against ipc-channel.
 pub(crate) fn run(root: &Path, what: What, options: &Options) -> Result<(), Error> {
     let target = root.join("target");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root).args(["build", "--release", "--package", "bench", "--locked"]);
-    built(cargo.env("CARGO_TARGET_DIR", &target))?;
+    succeed(cargo.env("CARGO_TARGET_DIR", &target))?;
     let mut bench = Command::new(target.join("release/bench-host"));
     bench.current_dir(root);
     if !options.alone {
@@ -42,7 +37,7 @@ pub(crate) fn run(root: &Path, what: What, options: &Options) -> Result<(), Erro
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(&peers).args(["build", "--release", "--locked"]);
         let folder = target.join("bench-peers");
-        built(cargo.env("CARGO_TARGET_DIR", &folder))?;
+        succeed(cargo.env("CARGO_TARGET_DIR", &folder))?;
         bench.arg("--peers").arg(folder.join("release/bench-peers"));
     }
     for (given, flag) in [(options.json, "--json"), (options.quick, "--quick")] {
@@ -57,5 +52,5 @@ pub(crate) fn run(root: &Path, what: What, options: &Options) -> Result<(), Erro
         let script = root.join("tests/bench/peers/peers.py");
         bench.arg("--python").arg(python).arg(script);
     }
-    built(&mut bench)
+    succeed(&mut bench)
 }

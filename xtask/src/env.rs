@@ -3,15 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::Error;
+use crate::{Error, succeed};
 
 /// What the environment holds: the versions that the tests were written with.
 const PACKAGES: &[&str] = &["numpy==2.4.6"];
-
-fn done(command: &mut Command) -> Result<(), Error> {
-    let status = command.status()?;
-    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
-}
 
 /// Makes the environment where there is none, and runs the tests.
 pub(crate) fn run(root: &Path) -> Result<(), Error> {
@@ -20,14 +15,14 @@ pub(crate) fn run(root: &Path) -> Result<(), Error> {
     let stamp = folder.join("packages.txt");
     let wanted = PACKAGES.join("\n");
     if std::fs::read_to_string(&stamp).ok().as_deref() != Some(&wanted) {
-        done(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
+        succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
         let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-        done(Command::new(&python).args(pip).args(PACKAGES))?;
+        succeed(Command::new(&python).args(pip).args(PACKAGES))?;
         std::fs::write(&stamp, wanted)?;
     }
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root).env("LADDER_PYTHON", std::path::absolute(&python)?);
-    done(cargo.args([
+    succeed(cargo.args([
         "test",
         "--package",
         "e2e",

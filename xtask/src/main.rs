@@ -56,6 +56,12 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Runs a command that must succeed.
+fn succeed(command: &mut std::process::Command) -> Result<(), Error> {
+    let status = command.status()?;
+    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}").into()) }
+}
+
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Layers => layers::check(&root()),

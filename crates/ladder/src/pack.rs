@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tier_inline::codec::{self, Splice};
 
 use crate::ladder::Sessions;
-use crate::route::{LeafPath, Leg, Route, What};
+use crate::route::{LeafPath, Leg, Route, What, share};
 pub(crate) use crate::survey::Blocks;
 use crate::survey::{Named, Places, Survey, Table, Taken, address, place};
 
@@ -255,8 +255,7 @@ struct Carried {
 impl Carried {
     /// What so many of its bytes took.
     fn share(&self, bytes: usize) -> Duration {
-        let share = bytes as f64 / self.bytes.max(1) as f64;
-        self.time.mul_f64(share.min(1.0))
+        share(self.time, bytes, self.bytes)
     }
 }
 
@@ -358,18 +357,23 @@ impl Packer<'_> {
         write_tag(out, "L", &tag).map_err(Refusal::from)
     }
 
-    fn blob(&mut self, value: &Value, path: &Path<'_>, len: usize) -> Option<BlobTag> {
-        let at = *self.places.by_blob.get(&address(value))?;
-        let place = self.places.seen.get(at)?;
+    /// Whether it is a text or byte string that rides as one.
+    fn is_blob(&self, value: &Value) -> bool {
+        self.places.by_blob.contains_key(&address(value))
+    }
+
+    fn blob(
+        &mut self,
+        value: &Value,
+        path: &Path<'_>,
+        (what, len, more): (What, usize, u8),
+    ) -> Result<BlobTag, Refusal> {
+        let known = self.places.by_blob.get(&address(value));
+        let place = known.and_then(|&at| self.places.seen.get(at)).ok_or(Reason::UnknownStorage)?;
         let tag = BlobTag { s: place.entry, o: place.at, n: len };
-        // A String is cloned into its storage first.
-        let (what, more) = match value {
-            Value::Str(_) => (What::Str, 1),
-            _ => (What::Bytes, 0),
-        };
         let entry = place.entry;
         self.carried(path, what, len, entry, more);
-        Some(tag)
+        Ok(tag)
     }
 
     fn carried(&mut self, path: &Path<'_>, what: What, bytes: usize, entry: usize, more: u8) {
@@ -414,26 +418,8 @@ impl Packer<'_> {
     ) -> Result<(), Unsendable> {
         // Where a higher rung was asked in vain.
         let above = self.declined.remove(&address(value));
-        let before = out.len();
-        let encoded = codec::encode(value, out, &mut codec::Plain);
-        let len = out.len() - before;
-        let refused = match encoded {
-            Ok(()) if len <= limits::INLINE_SUBTREE => None,
-            Ok(()) => {
-                let detail = format!("{len} bytes of JSON, at most {}", limits::INLINE_SUBTREE);
-                let refusal = Refusal::new(Reason::TooLarge, detail);
-                Some((path.text(), value.kind().to_owned(), refusal))
-            }
-            // The path is from here.
-            Err(Unsendable { path: rest, kind, refusals }) => {
-                let whole = path.text() + rest.strip_prefix('$').unwrap_or(&rest);
-                let refusal = refusals.into_iter().next();
-                let refusal = refusal.map_or(Reason::OtherKind.into(), |(_, refusal)| refusal);
-                Some((whole, kind, refusal))
-            }
-        };
-        match refused {
-            None => {
+        match tier_inline::write(value, out) {
+            Ok(len) => {
                 let what = What::Plain(value.kind());
                 self.leg(path, what, len, RungId::INLINE, Duration::ZERO);
                 if let (Some(declined), Some(leg)) = (above, self.route.legs.last_mut()) {
@@ -441,9 +427,11 @@ impl Packer<'_> {
                 }
                 Ok(())
             }
-            Some((path, kind, refusal)) => {
+            // The path is from here.
+            Err(Unsendable { path: rest, kind, refusals: why }) => {
+                let path = path.text() + rest.strip_prefix('$').unwrap_or(&rest);
                 let mut refusals = above.unwrap_or_else(|| self.sessions.above_inline().to_vec());
-                refusals.push((RungId::INLINE, refusal));
+                refusals.extend(why);
                 Err(Unsendable { path, kind, refusals })
             }
         }
@@ -474,27 +462,25 @@ impl Splice for Packer<'_> {
             refusals: vec![(RungId::INLINE, refusal)],
         };
         let unwritten = |fault: Fault| refused(fault.into());
+        if !self.taken.is_empty()
+            && let Some(taken) = self.taken.remove(&address(value))
+        {
+            self.lowered(value, taken, path, out).map_err(refused)?;
+            return Ok(true);
+        }
         match value {
             Value::Tensor(tensor) => {
                 let tag = self.tensor(tensor, path).map_err(refused)?;
                 write_tag(out, "T", &tag).map_err(unwritten)?;
             }
-            Value::Str(_) | Value::Bytes(_)
-                if self.places.by_blob.contains_key(&address(value)) =>
-            {
-                let (letter, len) = match value {
-                    Value::Str(text) => ("S", text.len()),
-                    Value::Bytes(bytes) => ("B", bytes.len()),
-                    _ => ("B", 0),
-                };
-                let tag = self.blob(value, path, len);
-                let tag = tag.ok_or_else(|| refused(Reason::UnknownStorage.into()))?;
-                write_tag(out, letter, &tag).map_err(unwritten)?;
+            Value::Str(text) if self.is_blob(value) => {
+                // A String is cloned into its storage first.
+                let tag = self.blob(value, path, (What::Str, text.len(), 1)).map_err(refused)?;
+                write_tag(out, "S", &tag).map_err(unwritten)?;
             }
-            _ if !self.taken.is_empty() && self.taken.contains_key(&address(value)) => {
-                if let Some(taken) = self.taken.remove(&address(value)) {
-                    self.lowered(value, taken, path, out).map_err(refused)?;
-                }
+            Value::Bytes(bytes) if self.is_blob(value) => {
+                let tag = self.blob(value, path, (What::Bytes, bytes.len(), 0)).map_err(refused)?;
+                write_tag(out, "B", &tag).map_err(unwritten)?;
             }
             // Its tag is the codec's, and its parts come one by one.
             Value::Object(object) => {

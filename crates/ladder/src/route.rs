@@ -206,6 +206,12 @@ impl Require {
     }
 }
 
+/// Of the time that a whole block took, that of so many of its bytes.
+pub(crate) fn share(time: Duration, bytes: usize, of: usize) -> Duration {
+    let share = bytes as f64 / of.max(1) as f64;
+    time.mul_f64(share.min(1.0))
+}
+
 impl Route {
     /// The leg of the leaf at a path.
     #[must_use]

@@ -45,7 +45,6 @@ impl Named {
 pub(crate) struct Seen {
     storage: Arc<Storage>,
     span: Range<usize>,
-    views: usize,
     /// The only view, while there is one.
     view: Option<Tensor>,
     first: Named,
@@ -170,11 +169,9 @@ fn digits(number: i64) -> usize {
 
 impl<'s, 'v> Survey<'s, 'v> {
     pub(crate) fn new(sessions: &'s Sessions) -> Self {
-        let pickle =
-            |(rung, form): (&RungId, Result<_, _>)| *rung == RungId::PICKLE && form.is_ok();
         Self {
             sessions,
-            pickles: sessions.all().any(pickle),
+            pickles: sessions.form(&RungId::PICKLE).is_some(),
             mixed: HashSet::new(),
             taken: HashMap::new(),
             declined: HashMap::new(),
@@ -426,7 +423,6 @@ impl<'s, 'v> Survey<'s, 'v> {
             Some(&at) => {
                 let seen = &mut self.seen[at];
                 seen.span = seen.span.start.min(span.start)..seen.span.end.max(span.end);
-                seen.views += 1;
                 seen.view = None;
             }
             None => {
@@ -434,7 +430,6 @@ impl<'s, 'v> Survey<'s, 'v> {
                 self.seen.push(Seen {
                     storage: Arc::clone(tensor.storage()),
                     span,
-                    views: 1,
                     view: Some(tensor.clone()),
                     first: first(),
                 });
@@ -453,7 +448,7 @@ impl<'s, 'v> Survey<'s, 'v> {
         self.by_blob.insert(address(value), self.seen.len());
         let span = 0..storage.len();
         let first = Named::of(value, path);
-        self.seen.push(Seen { storage: Arc::new(storage), span, views: 1, view: None, first });
+        self.seen.push(Seen { storage: Arc::new(storage), span, view: None, first });
     }
 }
 

@@ -15,7 +15,7 @@ use tier_inline::codec::{self, Node, Unsplice};
 use crate::keeper::{LeaseGuard, Returns};
 use crate::ladder::Sessions;
 use crate::pack::{BlobTag, LoweredTag, READ_ONLY, REQUIRES_GRAD, TensorTag};
-use crate::route::{LeafPath, Leg, Route, What};
+use crate::route::{LeafPath, Leg, Route, What, share};
 
 /// An imported storage and how it came.
 #[derive(Debug)]
@@ -266,15 +266,12 @@ impl Reader<'_> {
 
     fn arrived(&mut self, node: Node, what: What, bytes: usize, entry: Option<usize>, more: u8) {
         let leg = match entry.and_then(|index| self.table.get(index)) {
-            Some(entry) => {
-                let share = bytes as f64 / entry.storage.len().max(1) as f64;
-                Leg {
-                    rung: entry.rung.clone(),
-                    copies: entry.copies.saturating_add(more),
-                    time: entry.time.mul_f64(share.min(1.0)),
-                    ..inline(what, bytes)
-                }
-            }
+            Some(entry) => Leg {
+                rung: entry.rung.clone(),
+                copies: entry.copies.saturating_add(more),
+                time: share(entry.time, bytes, entry.storage.len()),
+                ..inline(what, bytes)
+            },
             None => inline(what, bytes),
         };
         self.arrivals.push((node.number, leg));

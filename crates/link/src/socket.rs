@@ -72,23 +72,21 @@ struct Inbox {
     /// By [`cost`].
     ready_cost: usize,
     ended: bool,
-    /// How often in a row nothing was there when somebody looked before it waited.
-    misses: u32,
+    /// How often it is not worth a look before waiting, since the last look found nothing.
+    unlooked: u32,
 }
 
 impl Inbox {
     /// Whether something may be there already: where that was not so lately, waiting at once saves a system
     /// call. Now and then it is worth a look all the same.
     fn is_worth_a_look(&mut self) -> bool {
-        if self.misses < 2 {
-            return true;
-        }
-        self.misses = self.misses % 16 + 1;
-        self.misses == 16
+        let worth = self.unlooked == 0;
+        self.unlooked = self.unlooked.saturating_sub(1);
+        worth
     }
 
     fn looked(&mut self, came: bool) {
-        self.misses = if came { 0 } else { self.misses.max(1) + 1 };
+        self.unlooked = if came { 0 } else { 15 };
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use crate::limits;
-use crate::reason::{Fault, Reason};
+use crate::reason::{Fault, Reason, Refusal};
 
 /// An owned platform handle: a file descriptor.
 #[cfg(unix)]
@@ -143,6 +143,30 @@ pub struct Offer {
     pub meta: Meta,
     /// Its own handles.
     pub handles: Vec<Handle>,
+}
+
+impl Offer {
+    /// Of a rung whose only fact is the version of what it writes.
+    ///
+    /// # Errors
+    ///
+    /// None: a number is JSON.
+    pub fn of_version(rung: RungId, version: u32) -> Result<Self, Fault> {
+        Ok(Self { rung, meta: Meta::write(&version)?, handles: Vec::new() })
+    }
+
+    /// Checks that it was made by [`Self::of_version`] with this very version of `what`.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::NotOffered`], with both.
+    pub fn expect_version(&self, what: &str, version: u32) -> Result<(), Refusal> {
+        if self.meta.read::<u32>() == Ok(version) {
+            return Ok(());
+        }
+        let detail = format!("{what} {}, here {version}", self.meta.as_json());
+        Err(Refusal::new(Reason::NotOffered, detail))
+    }
 }
 
 /// The part of an [`Offer`] that is text.

@@ -26,7 +26,7 @@ pub mod codec;
 
 use rung::{
     Fault, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Room, Rung, RungId, Session, Trust,
-    Value, limits,
+    Unsendable, Value, limits,
 };
 
 /// The version of the grammar in [`codec`].
@@ -42,19 +42,30 @@ impl Rung for Inline {
     }
 
     fn probe(&self) -> Result<Offer, Refusal> {
-        let meta = Meta::write(&GRAMMAR)?;
-        Ok(Offer { rung: self.id(), meta, handles: Vec::new() })
+        Ok(Offer::of_version(self.id(), GRAMMAR)?)
     }
 
     fn open(&self, _mine: &Offer, peer: &Offer, _trust: Trust) -> Result<Session, Refusal> {
-        match peer.meta.read::<u32>() {
-            Ok(GRAMMAR) => Ok(Session::Form(Box::new(InlineForm))),
-            _ => Err(Refusal::new(
-                Reason::NotOffered,
-                format!("grammar {}, here {GRAMMAR}", peer.meta.as_json()),
-            )),
-        }
+        peer.expect_version("grammar", GRAMMAR)?;
+        Ok(Session::Form(Box::new(InlineForm)))
     }
+}
+
+/// Appends a plain value as JSON, and says how many bytes it took.
+///
+/// # Errors
+///
+/// As [`codec::encode`], and [`Reason::TooLarge`] past 64 KiB.
+pub fn write(value: &Value, out: &mut String) -> Result<usize, Unsendable> {
+    let before = out.len();
+    codec::encode(value, out, &mut codec::Plain)?;
+    let len = out.len() - before;
+    if len <= limits::INLINE_SUBTREE {
+        return Ok(len);
+    }
+    let detail = format!("{len} bytes of JSON, at most {}", limits::INLINE_SUBTREE);
+    let refusals = vec![(RungId::INLINE, Refusal::new(Reason::TooLarge, detail))];
+    Err(Unsendable { path: "$".into(), kind: value.kind().to_owned(), refusals })
 }
 
 #[derive(Debug)]
@@ -66,7 +77,7 @@ impl Form for InlineForm {
             return Err(Reason::OtherKind.into());
         };
         let mut text = String::new();
-        codec::encode(value, &mut text, &mut codec::Plain).map_err(|unsendable| {
+        write(value, &mut text).map_err(|unsendable| {
             let at = match unsendable.path.as_str() {
                 "$" => String::new(),
                 path => format!("{path} in it: "),
@@ -78,12 +89,6 @@ impl Form for InlineForm {
                 .unwrap_or((RungId::INLINE, Reason::OtherKind.into()));
             Refusal::new(refusal.reason(), format!("{at}{}", refusal.detail()))
         })?;
-        if text.len() > limits::INLINE_SUBTREE {
-            return Err(Refusal::new(
-                Reason::TooLarge,
-                format!("{} bytes of JSON, at most {}", text.len(), limits::INLINE_SUBTREE),
-            ));
-        }
         let meta = Meta::from_json(text)?;
         Ok(Lowered { meta, views: Vec::new() })
     }

@@ -55,18 +55,12 @@ impl Rung for Numpy {
     }
 
     fn probe(&self) -> Result<Offer, Refusal> {
-        let meta = Meta::write(&FORMAT)?;
-        Ok(Offer { rung: self.id(), meta, handles: Vec::new() })
+        Ok(Offer::of_version(self.id(), FORMAT)?)
     }
 
     fn open(&self, _mine: &Offer, peer: &Offer, _trust: Trust) -> Result<Session, Refusal> {
-        match peer.meta.read::<u32>() {
-            Ok(FORMAT) => Ok(Session::Form(Box::new(NumpyForm))),
-            _ => Err(Refusal::new(
-                Reason::NotOffered,
-                format!("format {}, here {FORMAT}", peer.meta.as_json()),
-            )),
-        }
+        peer.expect_version("format", FORMAT)?;
+        Ok(Session::Form(Box::new(NumpyForm)))
     }
 }
 

@@ -131,6 +131,11 @@ impl Machine<'_> {
     /// The rest of the instructions, looked at and not obeyed.
     fn skim(&mut self) -> Result<(), Refusal> {
         while self.ops.next()? != Op::Stop {}
+        self.end()
+    }
+
+    /// Nothing comes after the last instruction.
+    fn end(&self) -> Result<(), Refusal> {
         if self.ops.is_at_end() {
             return Ok(());
         }
@@ -141,13 +146,7 @@ impl Machine<'_> {
         match op {
             Op::Stop => {
                 let root = self.pop()?;
-                if !self.ops.is_at_end() {
-                    return Err(malformed(format!(
-                        "more after the end, at byte {}",
-                        self.ops.at()
-                    ))
-                    .into());
-                }
+                self.end()?;
                 return Ok(Some(root));
             }
             Op::Nothing => {}

@@ -66,7 +66,7 @@ pub use segment::{Limits, Pool, PoolStats, set_copy_threads};
 #[cfg(target_os = "linux")]
 pub use tensor::{TensorMut, release, seal_copy, share};
 
-use rung::{Meta, Offer, Reason, Refusal, Rung, RungId, Session, Trust};
+use rung::{Offer, Reason, Refusal, Rung, RungId, Session, Trust};
 
 /// The version of what parcels hold.
 const FORMAT: u32 = 2;
@@ -87,17 +87,11 @@ impl Rung for Shm {
         if cfg!(not(target_os = "linux")) {
             return Err(Reason::Platform.into());
         }
-        let meta = Meta::write(&FORMAT)?;
-        Ok(Offer { rung: self.id(), meta, handles: Vec::new() })
+        Ok(Offer::of_version(self.id(), FORMAT)?)
     }
 
     fn open(&self, _mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {
-        if peer.meta.read::<u32>() != Ok(FORMAT) {
-            return Err(Refusal::new(
-                Reason::NotOffered,
-                format!("format {}, here {FORMAT}", peer.meta.as_json()),
-            ));
-        }
+        peer.expect_version("format", FORMAT)?;
         #[cfg(target_os = "linux")]
         return Ok(Session::Carrier(Box::new(carrier::ShmCarrier::new(trust))));
         #[cfg(not(target_os = "linux"))]

@@ -268,14 +268,6 @@ impl<'de> VariantAccess<'de> for Content {
     }
 }
 
-impl IntoDeserializer<'_, BridgeError> for FromValue {
-    type Deserializer = Self;
-
-    fn into_deserializer(self) -> Self {
-        self
-    }
-}
-
 /// A value from any deserializer: from that of this module what is in the table, from another one what it
 /// has words for.
 pub(super) struct AnyValue;
