@@ -52,6 +52,13 @@ impl Bundle {
         Self { fresh, ..Self::default() }
     }
 
+    /// A whole storage, for a copy of it in memory that was used for nothing before.
+    pub(crate) fn copy_of(storage: &Arc<Storage>) -> Self {
+        let mut bundle = Self::new(true);
+        bundle.push(Member::Range(Arc::clone(storage), 0..storage.len()));
+        bundle
+    }
+
     /// Adds a member, and says where it begins.
     pub(crate) fn push(&mut self, member: Member) -> usize {
         let at = self.len.next_multiple_of(ALIGN);

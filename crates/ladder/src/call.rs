@@ -2,18 +2,34 @@
 
 use std::time::Instant;
 
-use rung::{Fault, Value};
+use rung::{Fault, Refusal, Value};
 
 use crate::channel::{Peer, Reply};
 use crate::core::{Event, NotKept, NotSent, NotYet, Work};
 use crate::error::{CallErrorKind, Ended};
 use crate::fail::reached;
 use crate::handshake::post_mortem;
-use crate::pack::{Blocks, Names, Packing, pack, undo};
+use crate::ladder::Via;
+use crate::pack::{How, Names, NotPacked, Packing, pack, undo};
 use crate::route::{Require, Route};
-use crate::transfer::{ATTEMPTS, TakeError, next_blocks, rungs_of};
-use crate::unpack;
+use crate::transfer::{ATTEMPTS, TakeError, Tries};
 use crate::wire::{Message, Of, Root};
+
+/// A call, but for its value.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) require: &'a Require,
+    /// A canary is sent once, on its rung, and heals nothing: what fails is what it is to show.
+    pub(crate) via: Via<'a>,
+}
+
+impl Call<'_> {
+    fn is_canary(&self) -> bool {
+        matches!(self.via, Via::Canary(_))
+    }
+}
 
 impl Peer {
     /// The call itself; `value` is taken once the peer has accepted it.
@@ -21,29 +37,28 @@ impl Peer {
         &self,
         id: u64,
         nested: Option<Root>,
-        method: &str,
         value: &mut Option<Value>,
-        deadline: Option<Instant>,
-        require: &Require,
+        call: Call<'_>,
     ) -> Result<Reply, CallErrorKind> {
         let core = &self.core;
-        let mut blocks = Blocks::AsTheyAre;
-        let (mut attempt, mut sent, mut rungs) = (0, Route::default(), Vec::new());
-        // How often an answer could not be taken, and why the last time.
-        let (mut not_taken, mut refusals) = (None, 0);
+        let Call { deadline, .. } = call;
+        let (mut attempt, mut sent, mut tries) = (0, Route::default(), Tries::new());
+        // What could not be taken of the answer, each time.
+        let mut refused: Vec<(rung::RungId, Refusal)> = Vec::new();
+        let mut not_taken: Option<Fault> = None;
         loop {
             // Again after a NACK; a value that is gone was accepted.
             if let Some(undelivered) = &*value {
                 attempt += 1;
-                let packing = pack(undelivered, &core.sessions, blocks, Names::All)
-                    .map_err(CallErrorKind::Unsendable)?;
+                let packing = self.pack(undelivered, &tries, call)?;
                 reached("call-packed");
-                if let Err(below) = require.check(&packing.route, |rung| core.sessions.rank(rung)) {
+                let rank = |rung: &_| core.sessions.rank(rung);
+                if let Err(below) = call.require.check(&packing.route, rank) {
                     undo(packing, &core.sessions);
                     return Err(CallErrorKind::BelowRequired(below));
                 }
-                rungs = rungs_of(&packing);
-                sent = self.send_call(id, attempt, nested, method, packing, deadline)?;
+                tries.note(&packing);
+                sent = self.send_call(id, attempt, nested, packing, call)?;
             }
             let event = loop {
                 let event = core
@@ -79,7 +94,8 @@ impl Peer {
             match event {
                 Err((storage, code, text)) => {
                     let again = attempt < ATTEMPTS
-                        && next_blocks(core, &mut blocks, &rungs, storage, &code, &text);
+                        && !call.is_canary()
+                        && tries.go_on(core, storage, &code, &text);
                     if !again {
                         return Err(CallErrorKind::NotAccepted { code, text });
                     }
@@ -88,21 +104,25 @@ impl Peer {
                     // Whoever answers has what it was asked.
                     drop(value.take());
                     reached("answer-received");
-                    match core.take(Of::Return, id, attempt, parcels, &mut handles, deadline) {
-                        Ok(table) => {
+                    let of = (Of::Return, id, attempt);
+                    match core.take(of, parcels, &mut handles, &json, deadline) {
+                        Ok(read) => {
                             reached("answer-imported");
-                            let read = unpack::read(&json, &table, &core.sessions)
-                                .map_err(CallErrorKind::Malformed)?;
-                            core.counters.received(read.legs());
+                            let mut read = read.map_err(CallErrorKind::Malformed)?;
+                            if !call.is_canary() {
+                                core.counters.received(read.legs());
+                            }
+                            sent.tell(&tries.failed);
+                            read.refused = refused;
                             return Ok(Reply { read, sent });
                         }
-                        // The peer tries again, but not for ever.
-                        Err(TakeError::Refused(fault)) if refusals < ATTEMPTS => {
-                            refusals += 1;
+                        Err(TakeError::Refused(rung, fault)) => {
+                            // The peer tries again, but not for ever.
+                            if refused.len() >= ATTEMPTS as usize {
+                                return Err(CallErrorKind::AnswerNotTaken(fault));
+                            }
+                            refused.push((rung, fault.clone().into()));
                             not_taken = Some(fault);
-                        }
-                        Err(TakeError::Refused(fault)) => {
-                            return Err(CallErrorKind::AnswerNotTaken(fault));
                         }
                         Err(TakeError::Deadline) => return Err(CallErrorKind::Deadline),
                         Err(TakeError::Ended(ended)) => return Err(self.gone(ended)),
@@ -112,27 +132,53 @@ impl Peer {
         }
     }
 
+    /// Packs a value, and proves what is to be proven first.
+    fn pack(&self, value: &Value, tries: &Tries, call: Call<'_>) -> Result<Packing, CallErrorKind> {
+        let core = &self.core;
+        loop {
+            let how = How {
+                blocks: tries.blocks,
+                names: Names::All,
+                via: call.via,
+                sampling: (!call.is_canary()).then_some(&core.sampling),
+                doubted: tries.doubted(),
+                channel: core.id,
+            };
+            match pack(value, &core.sessions, how) {
+                Ok(packing) => return Ok(packing),
+                Err(NotPacked::Unsendable(unsendable)) => {
+                    return Err(CallErrorKind::Unsendable(unsendable));
+                }
+                // Whatever comes of it is a verdict, so the next time something else is wanting, if anything.
+                Err(NotPacked::Unproven(need)) => core.prove_first(need, call.deadline)?,
+            }
+        }
+    }
+
     fn send_call(
         &self,
         id: u64,
         attempt: u32,
         nested: Option<Root>,
-        method: &str,
         mut packing: Packing,
-        deadline: Option<Instant>,
+        call: Call<'_>,
     ) -> Result<Route, CallErrorKind> {
         let core = &self.core;
-        let leases = core.keep(&mut packing, deadline).map_err(|error| match error {
+        let deadline = call.deadline;
+        let bounds = core.bounds_of(call.is_canary());
+        let leases = core.keep(&mut packing, bounds, deadline).map_err(|error| match error {
             NotKept::OverBound(text) => CallErrorKind::OverBound(text),
             NotKept::NotYet(error) => self.not_yet(error, None),
         })?;
         let Packing { value, parcels, handles, route, .. } = packing;
-        let method = method.to_owned();
+        let method = call.method.to_owned();
         let message = Message::Call { id, attempt, root: nested, method, parcels, value };
         match core.send(&message, handles, deadline) {
             Ok(()) => {
                 reached("call-sent");
-                core.count_sent(&route);
+                if !call.is_canary() {
+                    core.count_sent(&route);
+                }
                 Ok(route)
             }
             // The peer will get the rest, so the leases are out; what it answers is stale.

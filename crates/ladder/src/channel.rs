@@ -7,37 +7,50 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use canary::Report;
 use link::{Link, Traffic};
-use rung::{BridgeError, Refusal, RungId, Trust, Value, limits};
+use rung::{BridgeError, Device, Refusal, RungId, Trust, Value, limits};
 use segment::PeerTrust;
 use serde::de::DeserializeOwned;
 
+use crate::call::Call;
 use crate::core::Core;
 use crate::error::{CallError, CallErrorKind, ConnectError};
 use crate::handler::Handler;
-use crate::handshake::shake;
+use crate::handshake::greet;
 use crate::keeper::{Bounds, HeldLease};
-use crate::ladder::Ladder;
+use crate::ladder::{Ladder, Via};
+use crate::own;
 use crate::route::{Require, Route};
 use crate::stats::Stats;
+use crate::transfer::Verify;
 use crate::unpack::Read;
+use crate::unproven::Unproven;
 use crate::wire::Role;
 
 /// How a channel is set up.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Options {
     /// How long the handshake may take.
     pub(crate) handshake: Duration,
     pub(crate) bounds: Bounds,
+    /// Devices to be proven at connect.
+    pub(crate) named: Vec<Device>,
+    pub(crate) verify: Verify,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { handshake: Duration::from_secs(10), bounds: Bounds::default() }
+        Self {
+            handshake: Duration::from_secs(10),
+            bounds: Bounds::default(),
+            named: Vec::new(),
+            verify: Verify::default(),
+        }
     }
 }
 
-/// A connection to a peer with whom a handshake was done; there is no other way to get one.
+/// A connection to a peer with whom every rung was proven; there is no other way to get one.
 ///
 /// What a [`Peer`] can do, it can. All methods take `&self`. Dropping it closes the connection.
 #[derive(Debug)]
@@ -93,7 +106,7 @@ impl Reply {
 
     /// What each leaf of the answer rode; worked out by a look at the whole value.
     ///
-    /// Which higher rungs declined is known to the sender alone.
+    /// Which higher rungs declined is known to the sender alone; what this side could not take is here.
     #[must_use]
     pub fn received(&self) -> Route {
         self.read.route()
@@ -153,16 +166,11 @@ impl CallOptions {
 }
 
 impl Channel {
-    pub(crate) fn connect(
-        link: Link,
-        role: Role,
-        ladder: &Ladder,
-        trust: &Trust,
-        options: Options,
+    /// What makes a channel of a connection once it is proven.
+    pub(crate) fn start_threads(
+        core: Arc<Core>,
         handler: Option<Arc<dyn Handler + Send + Sync>>,
-        process: Option<Arc<worker::Process>>,
     ) -> Result<Self, ConnectError> {
-        let core = Arc::new(shake(link, role, ladder, trust, options, process)?);
         if let Some(handler) = handler {
             // The first one, since the channel is new.
             let _ = core.handler.set(handler);
@@ -230,19 +238,33 @@ impl Channel {
         ladder: &Ladder,
         trust: Option<PeerTrust>,
     ) -> Result<Option<Self>, ConnectError> {
+        Self::greet_from_env(ladder, trust)?.map(Unproven::<Self>::prove).transpose()
+    }
+
+    /// As [`Self::from_env_with`], before anything is proven.
+    ///
+    /// # Errors
+    ///
+    /// Where the peer ends, hangs, or speaks something else.
+    pub fn greet_from_env(
+        ladder: &Ladder,
+        trust: Option<PeerTrust>,
+    ) -> Result<Option<Unproven>, ConnectError> {
         let options = Options::default();
+        let unproven = |link, trust: Option<PeerTrust>| {
+            let trust = trust.map_or(Trust::none(), Trust::carrying);
+            let core = greet(link, Role::Worker, ladder, &trust, options.clone(), None)?;
+            Ok(Some(Unproven::new(core, None)))
+        };
         if let Some(link) = invited(options.handshake)? {
             // Whoever listens said nothing of what it runs.
-            let trust = trust.map_or(Trust::none(), Trust::carrying);
-            return Self::connect(link, Role::Worker, ladder, &trust, options, None, None)
-                .map(Some);
+            return unproven(link, trust);
         }
         let Some(link) = worker::attach()? else {
             return Ok(None);
         };
         let known = || PeerTrust::same_executable(worker::host_pid()?).ok();
-        let trust = trust.or_else(known).map_or(Trust::none(), Trust::carrying);
-        Self::connect(link, Role::Worker, ladder, &trust, options, None, None).map(Some)
+        unproven(link, trust.or_else(known))
     }
 }
 
@@ -296,10 +318,14 @@ impl Peer {
             let text = format!("a method's name of {} bytes", method.len());
             return Err(CallError::new("", CallErrorKind::OverCap(text), Some(value)));
         }
+        if own::is_own(method) {
+            return Err(CallError::new(method, CallErrorKind::ReservedMethod, Some(value)));
+        }
         let nested = self.core.current_root();
-        let id = self.core.router().begin(self.core.role, nested);
+        let id = self.core.router().begin(self.core.role, nested, false);
         let mut value = Some(value);
-        let outcome = self.exchange(id, nested, method, &mut value, deadline, &options.require);
+        let call = Call { method, deadline, require: &options.require, via: Via::Proven };
+        let outcome = self.exchange(id, nested, &mut value, call);
         if matches!(outcome, Err(CallErrorKind::Deadline)) {
             self.core.give_up();
         }
@@ -307,7 +333,32 @@ impl Peer {
         outcome.map_err(|kind| CallError::new(method, kind, value))
     }
 
-    /// What became of every rung with this peer, from the highest.
+    /// What is proven of every rung with this peer, by device and direction, and in what the two processes
+    /// differ.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.core.report()
+    }
+
+    /// Proves every rung anew, both ways: one that was demoted is used again if it is right now. Nothing else
+    /// ever brings it back.
+    ///
+    /// The peer has to answer: a host that neither calls nor serves does not.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError`] where the channel ends, or the peer does not answer within the handshake's limit. What a
+    /// canary shows is no error, but in the report.
+    pub fn reprove(&self) -> Result<Report, CallError> {
+        self.core.reprove().map_err(|kind| CallError::new(own::REPROVE, kind, None))
+    }
+
+    /// How each value that is sent from now on is checked on its way.
+    pub fn verify(&self, verify: Verify) {
+        self.core.sampling.every.store(verify.every(), Ordering::Relaxed);
+    }
+
+    /// What became of every rung with this peer in the direction of sending, from the highest.
     #[must_use]
     pub fn rungs(&self) -> Vec<(RungId, Result<(), Refusal>)> {
         self.core.sessions.report()

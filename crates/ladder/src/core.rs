@@ -9,18 +9,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use canary::Facts;
 use link::{Link, LinkError};
-use rung::{Fault, Handle, LeaseId, Owner, ParcelWire, Reason, Receipt, RungId, Value};
+use rung::{Device, Fault, Handle, LeaseId, Owner, ParcelWire, Reason, Receipt, RungId, Value};
 use worker::Process;
 
+use crate::channel::Options;
 use crate::error::Ended;
 use crate::fail::reached;
 use crate::handler::Handler;
 use crate::keeper::{AtBound, Bounds, Due, Keeper, Returns};
 use crate::ladder::Sessions;
-use crate::pack::{Blocks, Packing};
+use crate::own;
+use crate::pack::{Packing, Sampling};
 use crate::pool::{Pool, Refused};
 use crate::stats::Counters;
+use crate::transfer::Tries;
 use crate::wire::{self, Accepted, Message, Of, Riders, Role, Root};
 
 /// How long the socket may stay unread before the parked thread takes over.
@@ -35,6 +39,9 @@ const FAREWELL: Duration = Duration::from_millis(100);
 /// What may wait for one call of ours, in messages and by [`cost`]: more is a peer that floods us.
 const EVENTS: usize = 256;
 const EVENTS_COST: usize = 128 << 20;
+
+/// The channel's own calls are numbered from here: within what a double holds exactly.
+const OWN_CALLS: u64 = 1 << 52;
 
 /// How deep our calls may be nested in one root: each is a part of one thread's stack.
 const NESTED: usize = 64;
@@ -97,11 +104,20 @@ pub(crate) struct Incoming {
 /// An answer of ours that the caller has not accepted yet.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    pub(crate) value: Value,
+    pub(crate) answer: Outgoing,
+    pub(crate) tries: Tries,
+}
+
+/// An answer of ours, and how it goes.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) id: u64,
+    /// Of the call that it answers.
+    pub(crate) root: Root,
     pub(crate) attempt: u32,
-    /// How they were sent, and what its storages rode, to demote the right rung.
-    pub(crate) blocks: Blocks,
-    pub(crate) rungs: Vec<RungId>,
+    pub(crate) value: Value,
+    /// Of a call of the channel's own: the rung that it goes on.
+    pub(crate) only: Option<RungId>,
 }
 
 #[derive(Debug)]
@@ -133,6 +149,7 @@ pub(crate) struct Router {
     /// Our calls that wait in each root, the innermost last.
     roots: HashMap<Root, Vec<u64>>,
     next_call: u64,
+    next_own: u64,
     pub(crate) pool: Pool,
     pub(crate) answers: HashMap<u64, Answer>,
 }
@@ -144,9 +161,16 @@ impl Router {
     }
 
     /// A new call of ours, for which events may now come; nested in a root, or a root itself.
-    pub(crate) fn begin(&mut self, mine: Role, nested: Option<Root>) -> u64 {
-        self.next_call += 1;
-        let id = self.next_call;
+    ///
+    /// The channel's own calls are numbered apart, so that users' are numbered from 1.
+    pub(crate) fn begin(&mut self, mine: Role, nested: Option<Root>, own: bool) -> u64 {
+        let id = if own {
+            self.next_own += 1;
+            OWN_CALLS + self.next_own
+        } else {
+            self.next_call += 1;
+            self.next_call
+        };
         let root = nested.unwrap_or(Root { side: mine, id });
         self.calls.insert(id, InFlight { root, events: VecDeque::new(), cost: 0 });
         self.roots.entry(root).or_default().push(id);
@@ -178,7 +202,7 @@ impl Router {
 
     /// The answer that is out to a call, if this was the last attempt at it.
     fn take_answer(&mut self, id: u64, attempt: u32) -> Option<Answer> {
-        let current = self.answers.get(&id).is_some_and(|answer| answer.attempt == attempt);
+        let current = self.answers.get(&id).is_some_and(|out| out.answer.attempt == attempt);
         if current { self.answers.remove(&id) } else { None }
     }
 
@@ -254,6 +278,19 @@ pub(crate) enum NotSent {
 
 /// What a channel is made of.
 pub(crate) struct Core {
+    /// Its number in this process.
+    pub(crate) id: u64,
+    /// What both sides said of themselves.
+    pub(crate) facts: [Facts; 2],
+    /// How long whatever proves a rung may take.
+    pub(crate) patience: Duration,
+    /// Devices that are proven at connect though something has to be set up for it.
+    pub(crate) named: Vec<Device>,
+    pub(crate) sampling: Sampling,
+    /// Whether both sides proved their rungs; before that nothing of a user's is taken.
+    pub(crate) proven: AtomicBool,
+    /// Whether the peer has told what its canaries showed.
+    pub(crate) heard: AtomicBool,
     pub(crate) process: Option<Arc<Process>>,
     pub(crate) link: Link,
     pub(crate) sessions: Sessions,
@@ -291,9 +328,12 @@ impl Core {
         link: Link,
         role: Role,
         sessions: Sessions,
-        bounds: Bounds,
+        facts: [Facts; 2],
+        options: Options,
         process: Option<Arc<Process>>,
-    ) -> Self {
+    ) -> Arc<Self> {
+        static CHANNELS: AtomicU64 = AtomicU64::new(1);
+        let id = CHANNELS.fetch_add(1, Ordering::Relaxed);
         let returns: Arc<Returns> = Arc::default();
         let waker = Arc::downgrade(&returns);
         let wake: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
@@ -302,7 +342,17 @@ impl Core {
             }
         });
         sessions.wake_with(&wake);
-        Self {
+        let Options { handshake, bounds, named, verify } = options;
+        let sampling = Sampling::default();
+        sampling.every.store(verify.every(), Ordering::Relaxed);
+        let core = Arc::new(Self {
+            id,
+            facts,
+            patience: handshake,
+            named,
+            sampling,
+            proven: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
             process,
             link,
             sessions,
@@ -319,6 +369,19 @@ impl Core {
             changed: Condvar::new(),
             unread: Condvar::new(),
             home: segment::generation(),
+        });
+        let channel = (id, Arc::downgrade(&core));
+        // The first one, since the returns are new.
+        let _ = core.returns.channel.set(channel);
+        core
+    }
+
+    /// What the peer may be lent: a canary is let go at once, and is nobody's to count.
+    pub(crate) fn bounds_of(&self, is_canary: bool) -> Bounds {
+        if is_canary {
+            Bounds { bytes: u64::MAX, leases: usize::MAX, ..self.bounds }
+        } else {
+            self.bounds
         }
     }
 
@@ -750,6 +813,7 @@ impl Core {
     pub(crate) fn keep(
         self: &Arc<Self>,
         packing: &mut Packing,
+        bounds: Bounds,
         deadline: Option<Instant>,
     ) -> Result<Vec<(RungId, LeaseId)>, NotKept> {
         let mut owners = std::mem::take(&mut packing.owners);
@@ -758,12 +822,12 @@ impl Core {
         let bytes = owners.iter().map(|(_, _, bytes, _)| bytes).sum();
         let error = loop {
             let text;
-            (text, owners) = match self.keeper.keep_all(owners, self.bounds) {
+            (text, owners) = match self.keeper.keep_all(owners, bounds) {
                 Ok(()) => return Ok(leases),
                 Err(refused) => refused,
             };
-            let room = || self.keeper.has_room(leases.len(), bytes, self.bounds);
-            if self.bounds.policy == AtBound::Refuse || !room().1 {
+            let room = || self.keeper.has_room(leases.len(), bytes, bounds);
+            if bounds.policy == AtBound::Refuse || !room().1 {
                 break NotKept::OverBound(text);
             }
             // Reading meanwhile, since what makes room is read; and looking again soon, since room is also
@@ -815,6 +879,15 @@ impl Core {
                 return;
             }
             reached("receipts-sent");
+        }
+    }
+
+    /// Sends what waits for a frame to ride on.
+    #[cfg(all(feature = "failpoints", debug_assertions))]
+    pub(crate) fn say_what_is_due(&self) {
+        let due = self.returns.take(None);
+        if !due.is_empty() {
+            let _ = self.write(&Message::More, due, &mut Vec::new(), None);
         }
     }
 
@@ -888,11 +961,18 @@ fn dispatch(
 ) {
     match message {
         Message::Call { id, attempt, root, method, parcels, value } => {
+            // The channel's own calls it answers itself; nothing of a user's before all is proven.
+            let own = own::is_own(&method);
+            let unproven = !own && !core.proven.load(Ordering::Acquire);
             let root = root.unwrap_or(Root { side: core.role.other(), id });
             let call = Incoming { id, attempt, root, method, parcels, value, handles };
             let ours = router.roots.get(&root);
             let waits = ours.and_then(|calls| Some((calls.len(), *calls.last()?)));
             match waits {
+                _ if unproven => {
+                    let text = "nothing is proven yet".into();
+                    effects.refused = Some(Refused { call, code: "unproven", text });
+                }
                 Some((depth, _)) if depth > NESTED => {
                     let text = format!("calls are nested more than {NESTED} deep");
                     effects.refused = Some(Refused { call, code: "too-deep", text });
@@ -905,7 +985,7 @@ fn dispatch(
                     }
                 }
                 None => {
-                    let has_handler = core.handler.get().is_some();
+                    let has_handler = own || core.handler.get().is_some();
                     (effects.spawn, effects.refused) =
                         router.pool.offer(call, has_handler, core.role);
                 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use canary::Report;
 use link::LinkError;
 use rung::{BridgeError, Fault, Unsendable, Value};
 use worker::{Exit, SpawnError};
@@ -74,9 +75,21 @@ pub enum ConnectError {
         /// What the peer speaks.
         theirs: [u32; 2],
     },
+    /// Host memory, or what writes plain values, gets contents wrong between these two processes, and there is
+    /// nothing below it to fall back to.
+    #[error("the peer is refused: {}", why_refused(.0))]
+    Refused(Box<Report>),
     /// A system call failed in this process.
     #[error("attaching to the host failed")]
     System(#[from] std::io::Error),
+}
+
+fn why_refused(report: &Report) -> String {
+    match report.refusal() {
+        Some((rung, true, why)) => format!("{rung}, from here to there: {why}"),
+        Some((rung, false, why)) => format!("{rung}, from there to here: {why}"),
+        None => "nothing is wrong".into(),
+    }
 }
 
 fn with_exit(ended: &Ended, exit: Option<&Exit>) -> String {
@@ -117,6 +130,9 @@ pub enum CallErrorKind {
     /// More metadata than a frame holds, or more than the system could send; nothing was sent.
     #[error("{0}")]
     OverCap(String),
+    /// The method's name begins with `$`, as those of the channel's own calls do; nothing was sent.
+    #[error("a method's name that begins with $ is the channel's own")]
+    ReservedMethod,
     /// The peer would be lent more than the channel's bounds allow; nothing was sent.
     #[error("{0}")]
     OverBound(String),
@@ -135,7 +151,8 @@ pub enum CallErrorKind {
     #[error("{text}")]
     Remote {
         /// The stable code: `unknown-method`, `no-handler`, `busy`, `handler-failed`,
-        /// `handler-panicked`, `bad-argument`, `malformed`, `unsendable`, `over-bound`, `undelivered`, `abandoned`, or
+        /// `handler-panicked`, `bad-argument`, `malformed`, `unsendable`, `over-bound`, `undelivered`, `abandoned`,
+        /// `unproven`, or
         /// one of the handler's own.
         code: String,
         /// What the peer says.

@@ -8,6 +8,8 @@
 pub const ALL: &[&str] = &[
     "hello-sent",
     "hello-received",
+    "canary-answered",
+    "proven",
     "call-packed",
     "call-sent",
     "descriptors-received",

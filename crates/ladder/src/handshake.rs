@@ -1,4 +1,4 @@
-//! From a link to a channel: versions and offers.
+//! From a link to a connection that is to be proven (`prove`): versions, facts and offers.
 //!
 //! Both sides send their hello at once and then read the other's, so neither waits for the other to
 //! begin. What is opened follows purely from both offers, so both sides come to the same answer.
@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use canary::Facts;
 use link::{Link, LinkError};
 use rung::{Fault, Handle, Offer, Reason, RungId, Trust};
 use worker::Process;
@@ -13,6 +14,7 @@ use worker::Process;
 use crate::channel::Options;
 use crate::core::Core;
 use crate::error::{ConnectError, Ended};
+use crate::facts;
 use crate::fail::reached;
 use crate::ladder::Ladder;
 use crate::wire::{self, Hello, Message, Role, VERSION};
@@ -28,15 +30,15 @@ pub(crate) fn post_mortem(process: Option<&Arc<Process>>) -> Option<worker::Exit
     process.and_then(|process| process.wait(POST_MORTEM))
 }
 
-/// Exchanges hellos over a link and opens the rungs that both sides offer.
-pub(crate) fn shake(
+/// Exchanges hellos over a link and opens the rungs that both sides offer; nothing is proven then.
+pub(crate) fn greet(
     link: Link,
     role: Role,
     ladder: &Ladder,
     trust: &Trust,
     options: Options,
     process: Option<Arc<Process>>,
-) -> Result<Core, ConnectError> {
+) -> Result<Arc<Core>, ConnectError> {
     let limit = options.handshake;
     let deadline = Instant::now().checked_add(limit);
     let failed = |error: LinkError| match error {
@@ -46,7 +48,8 @@ pub(crate) fn shake(
     let broken = |fault| ConnectError::Ended(Ended::Broken(fault), post_mortem(process.as_ref()));
 
     let offers = ladder.probe();
-    let (json, handles) = hello(role, &offers).map_err(broken)?;
+    let mine = facts::gather(ladder);
+    let (json, handles) = hello(role, &offers, mine.clone()).map_err(broken)?;
     match link.send(&json, &handles, deadline) {
         // A peer that is gone already may have said why: that is still to be read.
         Ok(()) | Err(LinkError::Closed) => reached("hello-sent"),
@@ -78,14 +81,21 @@ pub(crate) fn shake(
         let detail = format!("{} descriptors that no offer declares", handles.len());
         return Err(broken(Fault::new(Reason::WrongHandles, detail)));
     }
-    tracing::debug!(library = theirs.library, "the peer said hello");
-    let sessions = ladder.open(&offers, &their_offers, trust);
-    Ok(Core::new(link, role, sessions, options.bounds, process))
+    let differences: Vec<String> =
+        mine.differences(&theirs.facts).iter().map(ToString::to_string).collect();
+    if !differences.is_empty() {
+        tracing::warn!(
+            "the peer differs, and whatever the canaries prove holds: {}",
+            differences.join("; ")
+        );
+    }
+    let sessions = ladder.open(&offers, &their_offers, &theirs.lacks, trust);
+    Ok(Core::new(link, role, sessions, [mine, theirs.facts], options, process))
 }
 
 type Probed = [(RungId, Result<Offer, rung::Refusal>)];
 
-fn hello(role: Role, offers: &Probed) -> Result<(String, Vec<Handle>), Fault> {
+fn hello(role: Role, offers: &Probed, facts: Facts) -> Result<(String, Vec<Handle>), Fault> {
     let (mut wires, mut handles) = (Vec::new(), Vec::new());
     for offer in offers.iter().filter_map(|(_, offer)| offer.as_ref().ok()) {
         // The offer itself is still needed to open, so its handles go as duplicates.
@@ -98,11 +108,12 @@ fn hello(role: Role, offers: &Probed) -> Result<(String, Vec<Handle>), Fault> {
         wires.push(wire);
         handles.extend(some);
     }
-    let message = Message::Hello(Hello {
-        role,
-        protocol: SPOKEN,
-        library: env!("CARGO_PKG_VERSION").to_owned(),
-        offers: wires,
+    let lacks = offers.iter().filter_map(|(rung, offer)| {
+        let refusal = offer.as_ref().err()?;
+        let detail = refusal.detail().chars().take(200).collect();
+        Some((rung.clone(), refusal.reason().code().to_owned(), detail))
     });
+    let (offers, lacks) = (wires, lacks.collect());
+    let message = Message::Hello(Hello { role, protocol: SPOKEN, facts, offers, lacks });
     Ok((wire::encode(&message, &wire::Riders::default())?, handles))
 }

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rung::{Handle, LeaseId, Owner, RungId};
 
+use crate::core::Core;
 use crate::wire::{Accepted, Message, Of, Riders};
 
 /// How long a receipt may wait for a frame to ride on.
@@ -235,6 +236,8 @@ impl Due {
 /// What this side has to tell the peer, and has not yet.
 #[derive(Debug, Default)]
 pub(crate) struct Returns {
+    /// The number of the channel in this process, and the channel.
+    pub(crate) channel: OnceLock<(u64, Weak<Core>)>,
     queue: Mutex<Queue>,
     pushed: Condvar,
     /// Whether anything waits, for a look without the lock; changed under it.
@@ -414,6 +417,11 @@ pub(crate) struct LeaseGuard {
 impl LeaseGuard {
     pub(crate) fn new(returns: &Arc<Returns>, rung: RungId, lease: LeaseId) -> Self {
         Self { returns: Arc::clone(returns), rung, lease }
+    }
+
+    /// The channel that the memory came by.
+    pub(crate) fn channel(&self) -> Option<(u64, Weak<Core>)> {
+        self.returns.channel.get().cloned()
     }
 }
 

@@ -1,11 +1,12 @@
-//! Which rungs there are, and which of them this pair of processes opened.
+//! Which rungs there are, which of them this pair of processes opened, and what is proven of each.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use canary::{Facts, Finding, Proof, RungReport, Verdict};
 use rung::{
-    Carrier, Form, LeaseId, Meta, Offer, Owner, ParcelWire, Reason, Receipt, Refusal, Rung, RungId,
-    Session, Trust,
+    Carrier, Device, Form, LeaseId, Meta, Offer, Owner, ParcelWire, Reach, Reason, Receipt,
+    Refusal, Rung, RungId, Session, Trust,
 };
 
 /// Rungs from the highest to the lowest.
@@ -42,11 +43,19 @@ impl Ladder {
         self.rungs.iter().map(|rung| (rung.id(), rung.probe())).collect()
     }
 
-    /// Opens every rung that both sides offer.
+    /// Adds what the rungs know of this process.
+    pub(crate) fn state(&self, facts: &mut Facts) {
+        for (name, value) in self.rungs.iter().flat_map(|rung| rung.facts()) {
+            facts.state(name, value);
+        }
+    }
+
+    /// Opens every rung that both sides offer; nothing is proven yet.
     pub(crate) fn open(
         &self,
         mine: &[(RungId, Result<Offer, Refusal>)],
         theirs: &[Offer],
+        lacks: &[(RungId, String, String)],
         trust: &Trust,
     ) -> Sessions {
         let opened = self.rungs.iter().map(|rung| {
@@ -55,15 +64,26 @@ impl Ladder {
             let session = match (mine, theirs.iter().find(|offer| offer.rung == id)) {
                 (Some(Ok(mine)), Some(theirs)) => rung.open(mine, theirs, trust.clone()),
                 (Some(Err(refusal)), _) => Err(refusal.clone()),
-                _ => Err(Reason::NotOffered.into()),
+                _ => Err(match lacks.iter().find(|(lacking, ..)| *lacking == id) {
+                    Some((_, code, detail)) => {
+                        let reason = Reason::from_code(code).unwrap_or(Reason::NotOffered);
+                        let detail: String = detail.chars().take(200).collect();
+                        Refusal::new(reason, format!("on the other side: {detail}"))
+                    }
+                    None => Reason::NotOffered.into(),
+                }),
             };
             match &session {
                 Ok(_) => tracing::debug!(rung = %id, "opened"),
                 Err(refusal) => tracing::warn!(rung = %id, code = %refusal.reason(), "{refusal}"),
             }
-            Opened { id, session, demoted: AtomicBool::new(false) }
+            Opened::new(id, session)
         });
-        Sessions { opened: opened.collect(), above_inline: OnceLock::new() }
+        Sessions {
+            opened: opened.collect(),
+            above_inline: RwLock::default(),
+            forwards: RwLock::default(),
+        }
     }
 }
 
@@ -73,46 +93,181 @@ impl Default for Ladder {
     }
 }
 
+/// What may carry a value.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Via<'a> {
+    /// What is proven: everything of a user's.
+    Proven,
+    /// A canary of this rung: that one alone of its kind, proven or not; of the other kind, whatever was not
+    /// found wrong.
+    Canary(&'a RungId),
+}
+
 /// The rungs of one peer, from the highest to the lowest.
 #[derive(Debug)]
 pub(crate) struct Sessions {
     opened: Vec<Opened>,
-    above_inline: OnceLock<Arc<[(RungId, Refusal)]>>,
+    /// Worked out once for many messages, until a verdict changes.
+    above_inline: RwLock<Option<Declined>>,
+    /// What is known of memory that another channel's peer lent, on its rung and device: whether this peer
+    /// can take it.
+    forwards: RwLock<HashMap<Way, Verdict>>,
 }
+
+/// Rungs, and why each did not take a leaf.
+type Declined = Arc<[(RungId, Refusal)]>;
+
+/// From the peer of which channel, on which rung and device.
+pub(crate) type Way = (u64, RungId, Device);
 
 #[derive(Debug)]
 struct Opened {
     id: RungId,
     session: Result<Session, Refusal>,
-    /// In the direction of sending; what comes in on the rung is still taken.
-    demoted: AtomicBool,
+    /// One a device.
+    proofs: RwLock<Vec<Known>>,
+    /// Whether a device may be proven at connect.
+    ready: Vec<Device>,
+}
+
+/// What is known of a rung on a device, and from whom: each source says anew what it knows.
+#[derive(Debug, Clone)]
+struct Known {
+    proof: Proof,
+    /// What this side's canaries showed of the way there, and of the way back.
+    sent: Verdict,
+    came_back: Verdict,
+    /// What the peer's showed, likewise: its way there is the way here.
+    their_sent: Verdict,
+    their_came_back: Verdict,
+}
+
+impl Known {
+    fn new(proof: Proof) -> Self {
+        let (sent, their_sent) = (proof.sending.clone(), proof.receiving.clone());
+        let (came_back, their_came_back) = (Verdict::Unproven, Verdict::Unproven);
+        Self { proof, sent, came_back, their_sent, their_came_back }
+    }
+
+    /// A way is what whoever sends on it found, unless what came back on it was wrong.
+    fn settle(&mut self) {
+        let and_back = |sent: &Verdict, back: &Verdict| match sent {
+            // What its sender does not use is not wrong in itself.
+            Verdict::NotOffered(_) => sent.clone(),
+            sent if back.is_demoted() => sent.clone().and(back.clone()),
+            sent => sent.clone(),
+        };
+        self.proof.sending = and_back(&self.sent, &self.their_came_back);
+        self.proof.receiving = and_back(&self.their_sent, &self.came_back);
+    }
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    // Nothing under these locks is half done when somebody panics.
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Opened {
-    fn usable(&self) -> Result<&Session, Refusal> {
-        if self.demoted.load(Ordering::Relaxed) {
-            return Err(Reason::Demoted.into());
+    fn new(id: RungId, session: Result<Session, Refusal>) -> Self {
+        let mut ready = Vec::new();
+        let proofs = match &session {
+            Err(refusal) => vec![Proof::of(Device::Host, Verdict::NotOffered(refusal.clone()))],
+            Ok(Session::Form(_)) => {
+                ready.push(Device::Host);
+                vec![Proof::unproven(Device::Host)]
+            }
+            Ok(Session::Carrier(carrier)) => {
+                let proof = |(device, reach)| match reach {
+                    Reach::Not(refusal) => {
+                        tracing::warn!(rung = %id, %device, code = %refusal.reason(), "demoted: {refusal}");
+                        Proof::of(device, Verdict::Demoted(refusal))
+                    }
+                    reach => {
+                        if reach == Reach::Ready {
+                            ready.push(device);
+                        }
+                        Proof::unproven(device)
+                    }
+                };
+                carrier.devices().into_iter().map(proof).collect::<Vec<_>>()
+            }
+        };
+        let proofs: Vec<Known> = proofs.into_iter().map(Known::new).collect();
+        Self { id, session, proofs: RwLock::new(proofs), ready }
+    }
+
+    /// What is known of sending memory of a device.
+    fn sending(&self, device: Device) -> Verdict {
+        let proofs = read(&self.proofs);
+        let known = proofs.iter().find(|known| known.proof.device == device);
+        match (known, &self.session) {
+            (Some(known), _) => known.proof.sending.clone(),
+            (None, Err(refusal)) => Verdict::NotOffered(refusal.clone()),
+            // What it has nothing to do with it is not asked.
+            (None, Ok(_)) => Verdict::NotOffered(if device.is_host() {
+                Reason::OtherKind.into()
+            } else {
+                Refusal::new(Reason::DeviceMemory, device.to_string())
+            }),
         }
-        self.session.as_ref().map_err(Clone::clone)
+    }
+
+    /// The session, for a leaf on this device.
+    fn usable(&self, device: Device, via: Via<'_>) -> Result<&Session, Refusal> {
+        let session = self.session.as_ref().map_err(Clone::clone)?;
+        match (self.sending(device), via) {
+            (Verdict::Verified, Via::Proven) => Ok(session),
+            (_, Via::Canary(rung)) if *rung == self.id => Ok(session),
+            (Verdict::Verified | Verdict::Unproven, Via::Canary(_)) => Ok(session),
+            (verdict, _) => match verdict.usable() {
+                Err(refusal) => Err(refusal),
+                Ok(()) => Ok(session),
+            },
+        }
+    }
+
+    fn is_carrier(&self) -> bool {
+        matches!(self.session, Ok(Session::Carrier(_)))
     }
 }
 
 impl Sessions {
-    /// The carriers to send on, or why not, from the highest.
-    pub(crate) fn carriers(
-        &self,
-    ) -> impl Iterator<Item = (&RungId, Result<&dyn Carrier, Refusal>)> {
-        self.opened.iter().filter_map(|opened| match opened.usable() {
-            Ok(Session::Carrier(carrier)) => Some((&opened.id, Ok(&**carrier))),
+    /// Whether a rung is not what a canary of another one of its kind may ride.
+    fn is_out_of(&self, opened: &Opened, via: Via<'_>) -> bool {
+        let Via::Canary(rung) = via else { return false };
+        let alone = self.opened.iter().find(|each| each.id == *rung);
+        alone
+            .is_some_and(|alone| alone.is_carrier() == opened.is_carrier() && alone.id != opened.id)
+    }
+
+    /// The carriers for memory of a device, or why not, from the highest.
+    pub(crate) fn carriers<'s>(
+        &'s self,
+        device: Device,
+        via: Via<'s>,
+    ) -> impl Iterator<Item = (&'s RungId, Result<&'s dyn Carrier, Refusal>)> {
+        let opened = self.opened.iter().filter(move |opened| !self.is_out_of(opened, via));
+        opened.filter_map(move |opened| match &opened.session {
             Ok(Session::Form(_)) => None,
             // What was never opened is of no kind; a demoted form does not exist.
-            Err(refusal) => Some((&opened.id, Err(refusal))),
+            Err(refusal) => Some((&opened.id, Err(refusal.clone()))),
+            Ok(Session::Carrier(carrier)) => {
+                Some((&opened.id, opened.usable(device, via).map(|_| &**carrier)))
+            }
         })
     }
 
     /// Every rung, from the highest, as the form that it is, or why it is none.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&RungId, Result<&dyn Form, Refusal>)> {
-        self.opened.iter().map(|opened| match opened.usable() {
+    pub(crate) fn all<'s>(
+        &'s self,
+        via: Via<'s>,
+    ) -> impl Iterator<Item = (&'s RungId, Result<&'s dyn Form, Refusal>)> {
+        let opened = self.opened.iter().filter(move |opened| !self.is_out_of(opened, via));
+        opened.map(move |opened| match opened.usable(Device::Host, via) {
             Ok(Session::Form(form)) => (&opened.id, Ok(&**form)),
             Ok(Session::Carrier(_)) => {
                 (&opened.id, Err(Refusal::new(Reason::OtherKind, "it is no tensor")))
@@ -123,12 +278,28 @@ impl Sessions {
 
     /// The form to raise what came in it, and to lower what stays in the JSON.
     pub(crate) fn form(&self, rung: &RungId) -> Option<&dyn Form> {
-        self.opened.iter().find(|opened| opened.id == *rung).and_then(|opened| {
-            match &opened.session {
-                Ok(Session::Form(form)) => Some(&**form),
-                _ => None,
-            }
-        })
+        match self.session(rung)? {
+            Session::Form(form) => Some(&**form),
+            Session::Carrier(_) => None,
+        }
+    }
+
+    /// The carrier to receive on.
+    pub(crate) fn carrier(&self, rung: &RungId) -> Option<&dyn Carrier> {
+        match self.session(rung)? {
+            Session::Carrier(carrier) => Some(&**carrier),
+            Session::Form(_) => None,
+        }
+    }
+
+    pub(crate) fn session(&self, rung: &RungId) -> Option<&Session> {
+        self.opened.iter().find(|opened| opened.id == *rung)?.session.as_ref().ok()
+    }
+
+    /// Whether a form has nothing to carry what it writes.
+    pub(crate) fn lacks_a_carrier(&self, form: &RungId) -> bool {
+        self.form(form).is_some()
+            && !self.carriers(Device::Host, Via::Canary(form)).any(|(_, carrier)| carrier.is_ok())
     }
 
     /// How far down the ladder a rung is.
@@ -137,29 +308,22 @@ impl Sessions {
     }
 
     /// Why each rung above the lowest does not take what stays in the JSON.
-    pub(crate) fn above_inline(&self) -> Arc<[(RungId, Refusal)]> {
-        Arc::clone(self.above_inline.get_or_init(|| {
-            let above = self.all().take_while(|(rung, _)| **rung != RungId::INLINE);
-            let why = above.map(|(rung, form)| {
-                let refusal = match form {
-                    Err(refusal) => refusal,
-                    Ok(_) if *rung == RungId::PICKLE => Reason::Small.into(),
-                    Ok(_) => Reason::OtherKind.into(),
-                };
-                (rung.clone(), refusal)
-            });
-            why.collect()
-        }))
-    }
-
-    /// The carrier to receive on.
-    pub(crate) fn carrier(&self, rung: &RungId) -> Option<&dyn Carrier> {
-        self.opened.iter().find(|opened| opened.id == *rung).and_then(|opened| {
-            match &opened.session {
-                Ok(Session::Carrier(carrier)) => Some(&**carrier),
-                _ => None,
-            }
-        })
+    pub(crate) fn above_inline(&self) -> Declined {
+        if let Some(known) = &*read(&self.above_inline) {
+            return Arc::clone(known);
+        }
+        let above = self.all(Via::Proven).take_while(|(rung, _)| **rung != RungId::INLINE);
+        let why = above.map(|(rung, form)| {
+            let refusal = match form {
+                Err(refusal) => refusal,
+                Ok(_) if *rung == RungId::PICKLE => Reason::Small.into(),
+                Ok(_) => Reason::OtherKind.into(),
+            };
+            (rung.clone(), refusal)
+        });
+        let why: Declined = why.collect();
+        *write(&self.above_inline) = Some(Arc::clone(&why));
+        why
     }
 
     /// Ends a lease that was never sent: the carrier hears of it as of a receipt, since nobody else has
@@ -206,25 +370,6 @@ impl Sessions {
         }
     }
 
-    /// Takes a carrier out of use for sending; whether a lower one is left.
-    pub(crate) fn demote(&self, rung: &RungId) -> bool {
-        let mut below = self.opened.iter().skip_while(|opened| opened.id != *rung);
-        let Some(opened) = below.next() else {
-            return false;
-        };
-        if !below.any(|lower| matches!(lower.usable(), Ok(Session::Carrier(_)))) {
-            return false;
-        }
-        opened.demoted.store(true, Ordering::Relaxed);
-        true
-    }
-
-    /// Every rung with what became of it.
-    pub(crate) fn report(&self) -> Vec<(RungId, Result<(), Refusal>)> {
-        let report = |opened: &Opened| (opened.id.clone(), opened.usable().map(drop));
-        self.opened.iter().map(report).collect()
-    }
-
     /// The peer is gone.
     pub(crate) fn peer_gone(&self) {
         for opened in &self.opened {
@@ -232,5 +377,148 @@ impl Sessions {
                 carrier.peer_gone();
             }
         }
+    }
+}
+
+/// What is proven.
+impl Sessions {
+    fn change(&self, rung: &RungId, device: Device, change: impl FnOnce(&mut Known)) {
+        let Some(opened) = self.opened.iter().find(|opened| opened.id == *rung) else { return };
+        let mut proofs = write(&opened.proofs);
+        if let Some(known) = proofs.iter_mut().find(|known| known.proof.device == device) {
+            change(known);
+            known.settle();
+        }
+        drop(proofs);
+        *write(&self.above_inline) = None;
+    }
+
+    /// What is to be proven at connect, from the highest rung but the forms last, since theirs ride a
+    /// carrier: whatever needs nothing set up for it, and the devices that are named.
+    pub(crate) fn at_connect(&self, named: &[Device]) -> Vec<(RungId, Device)> {
+        let mut carriers = Vec::new();
+        let mut forms = Vec::new();
+        for opened in self.opened.iter().filter(|opened| opened.session.is_ok()) {
+            let those = if opened.is_carrier() { &mut carriers } else { &mut forms };
+            for Known { proof, sent, .. } in read(&opened.proofs).iter() {
+                let now = opened.ready.contains(&proof.device) || named.contains(&proof.device);
+                // Also what the peer has found wrong by now: it waits for this side's word.
+                if now && *sent == Verdict::Unproven {
+                    those.push((opened.id.clone(), proof.device));
+                }
+            }
+        }
+        carriers.append(&mut forms);
+        carriers
+    }
+
+    /// Everything that was proven or found wrong, to be proven anew.
+    pub(crate) fn to_reprove(&self) -> Vec<(RungId, Device)> {
+        let known = |opened: &Opened| {
+            let id = opened.id.clone();
+            let proofs = read(&opened.proofs);
+            let known = proofs.iter().filter(|known| known.proof.sending != Verdict::Unproven);
+            known.map(|known| (id.clone(), known.proof.device)).collect::<Vec<_>>()
+        };
+        let of = |carriers| {
+            let opened = self.opened.iter().filter(|opened| opened.session.is_ok());
+            opened.filter(move |opened| opened.is_carrier() == carriers).flat_map(known)
+        };
+        of(true).chain(of(false)).collect()
+    }
+
+    /// What this side's canary showed.
+    pub(crate) fn found(&self, finding: &Finding) {
+        let Finding { rung, device, sending, returning, time, .. } = finding.clone();
+        self.change(&rung, device, |known| {
+            (known.sent, known.came_back, known.proof.time) = (sending, returning, time);
+        });
+    }
+
+    /// What the peer's canary showed: its way there is the way here.
+    pub(crate) fn heard(
+        &self,
+        rung: &RungId,
+        device: Device,
+        sending: Verdict,
+        returning: Verdict,
+    ) {
+        self.change(rung, device, |known| {
+            (known.their_sent, known.their_came_back) = (sending, returning);
+        });
+    }
+
+    /// Whether something that this side can receive on the host was not proven by the peer.
+    pub(crate) fn unproven_by_the_peer(&self) -> Option<RungId> {
+        let missing = |opened: &&Opened| {
+            read(&opened.proofs)
+                .iter()
+                .any(|known| known.proof.device.is_host() && known.their_sent == Verdict::Unproven)
+        };
+        self.opened.iter().find(missing).map(|opened| opened.id.clone())
+    }
+
+    /// Takes a carrier out of use for sending memory of a device; whether a lower one is left.
+    pub(crate) fn demote(&self, rung: &RungId, device: Device, why: &Refusal) -> bool {
+        if !self.has_lower(rung, device) {
+            return false;
+        }
+        self.change(rung, device, |known| known.sent = Verdict::Demoted(why.clone()));
+        true
+    }
+
+    /// As the peer will do that hears of a fault: what came by this carrier comes by a lower one, if it has one.
+    pub(crate) fn demote_receiving(&self, rung: &RungId, why: &Refusal) {
+        let Some(opened) = self.opened.iter().find(|opened| opened.id == *rung) else { return };
+        let devices: Vec<Device> =
+            read(&opened.proofs).iter().map(|known| known.proof.device).collect();
+        // Which device it was a parcel that was not imported says to nobody.
+        let [device] = devices[..] else { return };
+        if self.has_lower(rung, device) {
+            self.change(rung, device, |known| known.their_sent = Verdict::Demoted(why.clone()));
+        }
+    }
+
+    fn has_lower(&self, rung: &RungId, device: Device) -> bool {
+        let below = self.opened.iter().skip_while(|opened| opened.id != *rung).skip(1);
+        below.into_iter().any(|lower| {
+            lower.is_carrier()
+                && matches!(lower.sending(device), Verdict::Verified | Verdict::Unproven)
+        })
+    }
+
+    /// Every rung with what became of it, in the direction of sending.
+    pub(crate) fn report(&self) -> Vec<(RungId, Result<(), Refusal>)> {
+        let report = |opened: &Opened| {
+            let proofs = read(&opened.proofs);
+            let mut usable = proofs.iter().map(|known| known.proof.sending.usable());
+            let first = usable.next().unwrap_or_else(|| Err(Reason::DeviceUnknown.into()));
+            (opened.id.clone(), usable.fold(first, Result::or))
+        };
+        self.opened.iter().map(report).collect()
+    }
+
+    /// Everything that is known of every rung.
+    pub(crate) fn proofs(&self) -> Vec<RungReport> {
+        let report = |opened: &Opened| {
+            let proofs = read(&opened.proofs).iter().map(|known| known.proof.clone()).collect();
+            RungReport::new(opened.id.clone(), proofs)
+        };
+        self.opened.iter().map(report).collect()
+    }
+
+    /// What is known of a forward.
+    pub(crate) fn forward(&self, way: &Way) -> Option<Verdict> {
+        read(&self.forwards).get(way).cloned()
+    }
+
+    /// What a forwarded canary showed.
+    pub(crate) fn forwarded(&self, way: Way, verdict: Verdict) {
+        write(&self.forwards).insert(way, verdict);
+    }
+
+    /// Forwards are proven again before the next one.
+    pub(crate) fn forget_forwards(&self) {
+        write(&self.forwards).clear();
     }
 }

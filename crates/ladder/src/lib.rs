@@ -49,14 +49,17 @@ mod call;
 mod channel;
 mod core;
 mod error;
+mod facts;
 mod fail;
 mod handler;
 mod handshake;
 mod keeper;
 mod ladder;
 mod outside;
+mod own;
 mod pack;
 mod pool;
+mod prove;
 mod registry;
 mod route;
 mod serve;
@@ -65,12 +68,15 @@ mod survey;
 mod transfer;
 mod typed;
 mod unpack;
+mod unproven;
 mod wire;
 mod worker;
 
 pub use channel::{CallOptions, Channel, Peer, Reply};
 #[cfg(all(feature = "failpoints", debug_assertions))]
 pub use fail::ALL as FAILPOINTS;
+#[cfg(all(feature = "failpoints", debug_assertions))]
+pub use unproven::ByHand;
 
 pub use error::{CallError, CallErrorKind, ConnectError, Ended};
 pub use handler::{Failure, Handler, Methods};
@@ -80,10 +86,13 @@ pub use outside::Listener;
 pub use registry::{Decomposed, Decomposer, Parts, RegisterError, Registry, RegistryBuilder};
 pub use route::{BelowRequired, LeafPath, Leg, Route, What};
 pub use stats::{Declined, RungStats, Stats};
+pub use transfer::Verify;
 pub use typed::Answer;
+pub use unproven::Unproven;
 pub use worker::{Worker, WorkerBuilder};
 
 pub use ::worker::{Command, Exit, Output, SpawnError};
+pub use canary::{self, Difference, Facts, Proof, Report, RungReport, Verdict};
 pub use link::Traffic;
 pub use rung::{
     self, Array, BigInt, BridgeError, DType, Descr, Device, Fault, Map, Object, OpaquePickle,

@@ -8,7 +8,9 @@ use segment::PeerTrust;
 
 use crate::channel::{Channel, Options};
 use crate::error::ConnectError;
+use crate::handshake::greet;
 use crate::ladder::Ladder;
+use crate::unproven::Unproven;
 use crate::wire::Role;
 
 /// Listens for a worker that somebody else starts, with [`Self::invitation`] in its environment; there
@@ -72,11 +74,22 @@ impl Listener {
     ///
     /// [`ConnectError::Deadline`] where none came in time; those of the handshake.
     pub fn accept(&self, limit: Duration) -> Result<Channel, ConnectError> {
+        self.greet(limit)?.prove()
+    }
+
+    /// Waits for a worker with the key, and exchanges hellos; nothing is proven then.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::accept`].
+    pub fn greet(&self, limit: Duration) -> Result<Unproven, ConnectError> {
         let deadline = Instant::now().checked_add(limit);
         let link = self.socket.accept(deadline).map_err(|error| match error {
             LinkError::Deadline => ConnectError::Deadline(limit),
             other => ConnectError::Ended(other.into(), None),
         })?;
-        Channel::connect(link, Role::Host, &self.ladder, &self.trust, self.options, None, None)
+        let options = self.options.clone();
+        let core = greet(link, Role::Host, &self.ladder, &self.trust, options, None)?;
+        Ok(Unproven::new(core, None))
     }
 }

@@ -10,17 +10,22 @@
 //! 3. The codec writes the value, with [`Packer`] splicing in what rides a rung.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use canary::{Digest, digest};
 use rung::{
-    Fault, Handle, Layout, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason, Refusal,
-    RungId, Storage, Tensor, Unsendable, Value, limits,
+    Device, Fault, Handle, Layout, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason,
+    Refusal, RungId, Storage, Tensor, Unsendable, Value, limits,
 };
 use serde::{Deserialize, Serialize};
 use tier_inline::codec::{self, Splice};
 
-use crate::ladder::Sessions;
+use crate::bundle::Bundle;
+use crate::core::Core;
+use crate::keeper::LeaseGuard;
+use crate::ladder::{Sessions, Via, Way};
 use crate::route::{LeafPath, Leg, Route, What, share};
 pub(crate) use crate::survey::Blocks;
 use crate::survey::{Named, Places, Survey, Table, Taken, address, place};
@@ -39,6 +44,9 @@ pub(crate) struct TensorTag {
     pub(crate) s: Option<usize>,
     #[serde(default, skip_serializing_if = "no_flags")]
     pub(crate) f: u8,
+    /// Of the elements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) x: Option<Digest>,
 }
 
 /// The content of a `$S` or `$B` tag.
@@ -49,6 +57,9 @@ pub(crate) struct BlobTag {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) o: usize,
     pub(crate) n: usize,
+    /// Of the bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) x: Option<Digest>,
 }
 
 /// The content of a `$L` tag: a leaf that a form took.
@@ -117,21 +128,88 @@ pub(crate) struct Packing {
     pub(crate) parcels: Vec<ParcelWire>,
     pub(crate) handles: Vec<Handle>,
     pub(crate) owners: Vec<crate::keeper::Exported>,
+    /// Where each parcel's memory is.
+    pub(crate) devices: Vec<Device>,
     pub(crate) route: Route,
+}
+
+/// How a value is packed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct How<'a> {
+    pub(crate) blocks: Blocks,
+    pub(crate) names: Names,
+    pub(crate) via: Via<'a>,
+    pub(crate) sampling: Option<&'a Sampling>,
+    /// Whether a digest goes with every leaf, sampled or not: the last attempt came to be something else.
+    pub(crate) doubted: bool,
+    /// Which channel this is.
+    pub(crate) channel: u64,
+}
+
+/// Which leaves a digest goes with.
+#[derive(Debug, Default)]
+pub(crate) struct Sampling {
+    /// Of so many leaves one; 0 for none.
+    pub(crate) every: AtomicU32,
+    /// Leaves so far.
+    leaves: AtomicU32,
+}
+
+impl Sampling {
+    fn takes_the_next(&self) -> bool {
+        match self.every.load(Ordering::Relaxed) {
+            0 => false,
+            every => self.leaves.fetch_add(1, Ordering::Relaxed).is_multiple_of(every),
+        }
+    }
+}
+
+/// How often the bytes of a message may be digested: views may show the same ones many times, and whoever
+/// receives them must not be kept busy by a few words.
+pub(crate) const DIGESTED: usize = 4;
+
+/// Bytes of the blocks under some storages: one that is named many times is there once.
+pub(crate) fn bytes_of<'a>(storages: impl Iterator<Item = &'a Arc<Storage>>) -> usize {
+    let mut blocks: HashMap<u64, usize> = HashMap::new();
+    for storage in storages {
+        let known = blocks.entry(storage.memory().block()).or_default();
+        *known = storage.len().max(*known);
+    }
+    blocks.values().fold(0, |all, len| all.saturating_add(*len))
+}
+
+/// Why nothing was packed.
+#[derive(Debug)]
+pub(crate) enum NotPacked {
+    /// No rung takes a leaf.
+    Unsendable(Unsendable),
+    /// Something is to be proven first; then it can be tried again.
+    Unproven(Need),
+}
+
+impl From<Unsendable> for NotPacked {
+    fn from(unsendable: Unsendable) -> Self {
+        Self::Unsendable(unsendable)
+    }
+}
+
+/// What is to be proven before a value can be sent.
+#[derive(Debug)]
+pub(crate) enum Need {
+    /// A rung on a device.
+    Rung(RungId, Device),
+    /// That this peer can take what another one lent.
+    Forward(Way, Weak<Core>),
 }
 
 /// Packs a value for one peer.
 ///
 /// # Errors
 ///
-/// The first leaf that no rung takes; nothing stays exported then.
-pub(crate) fn pack(
-    value: &Value,
-    sessions: &Sessions,
-    blocks: Blocks,
-    names: Names,
-) -> Result<Packing, Unsendable> {
-    let mut survey = Survey::new(sessions);
+/// The first leaf that no rung takes, or what is to be proven first; nothing stays exported then.
+pub(crate) fn pack(value: &Value, sessions: &Sessions, how: How<'_>) -> Result<Packing, NotPacked> {
+    let How { blocks, names, via, .. } = how;
+    let mut survey = Survey::new(sessions, via);
     survey.look_at(value)?;
     let mixed = std::mem::take(&mut survey.mixed);
     let taken = std::mem::take(&mut survey.taken);
@@ -139,8 +217,13 @@ pub(crate) fn pack(
     // About as many as there are leaves.
     let legs = Vec::with_capacity(survey.nodes().min(1024));
     let (places, table) = place(survey, blocks);
+    let bytes = || bytes_of(table.iter().map(|(storage, _)| storage));
+    let sampled = how.sampling.is_some_and(|sampling| sampling.every.load(Ordering::Relaxed) > 0);
+    let digests = sampled || how.doubted;
     let mut packer = Packer {
         sessions,
+        how,
+        digestible: if digests { bytes().saturating_mul(DIGESTED) } else { 0 },
         mixed,
         taken,
         declined,
@@ -153,9 +236,9 @@ pub(crate) fn pack(
     let mut packing = Packing::default();
     let packed = pack_into(&mut packing, value, table, &mut packer);
     packing.route = packer.route;
-    if let Err(unsendable) = packed {
+    if let Err(not_packed) = packed {
         undo(packing, sessions);
-        return Err(unsendable);
+        return Err(not_packed);
     }
     Ok(packing)
 }
@@ -172,9 +255,10 @@ fn pack_into(
     value: &Value,
     table: Table,
     packer: &mut Packer<'_>,
-) -> Result<(), Unsendable> {
+) -> Result<(), NotPacked> {
     for (storage, first) in table {
-        let exported = export(packer.sessions, &storage, &first)?;
+        let exported = export(packer.sessions, &storage, &first, packer.how)?;
+        packing.devices.push(storage.device());
         let (rung, lease, bytes) = (exported.rung, exported.lease, storage.len() as u64);
         packing.owners.push((rung.clone(), lease, bytes, exported.owner));
         packing.parcels.push(exported.wire);
@@ -187,7 +271,7 @@ fn pack_into(
             time: exported.time,
         });
     }
-    codec::encode(value, &mut packing.value, packer)
+    Ok(codec::encode(value, &mut packing.value, packer)?)
 }
 
 struct Exported {
@@ -201,32 +285,84 @@ struct Exported {
     time: Duration,
 }
 
+/// Whose memory a storage is, if it is another channel's peer's, and on which rung it came.
+fn lent_by_another(storage: &Storage, how: How<'_>) -> Option<(Way, Weak<Core>)> {
+    let Via::Proven = how.via else { return None };
+    let rung = storage.provenance()?.rung.clone();
+    let (channel, core) = storage.guard_as::<LeaseGuard>()?.channel()?;
+    let way = (channel, rung, storage.device());
+    (channel != how.channel).then_some((way, core))
+}
+
 /// Down the carriers until one takes it.
 fn export(
     sessions: &Sessions,
     storage: &Arc<Storage>,
     first: &Named,
-) -> Result<Exported, Unsendable> {
-    let started = Instant::now();
+    how: How<'_>,
+) -> Result<Exported, NotPacked> {
     let mut declined = Vec::new();
-    for (id, carrier) in sessions.carriers() {
-        let packed = carrier.and_then(|carrier| carrier.export(storage));
+    if let Some(exported) = export_as_it_is(sessions, storage, first, how, &mut declined)? {
+        return Ok(exported);
+    }
+    let forwarded = lent_by_another(storage, how).is_some();
+    if forwarded && storage.device().is_host() {
+        // What cannot go on as it is can be copied.
+        let copy = Arc::new(Storage::new(Bundle::copy_of(storage)));
+        if let Some(exported) = export_as_it_is(sessions, &copy, first, how, &mut declined)? {
+            return Ok(exported);
+        }
+    }
+    let Named { path, kind } = first.clone();
+    Err(Unsendable { path, kind, refusals: declined }.into())
+}
+
+fn export_as_it_is(
+    sessions: &Sessions,
+    storage: &Arc<Storage>,
+    first: &Named,
+    how: How<'_>,
+    declined: &mut Vec<(RungId, Refusal)>,
+) -> Result<Option<Exported>, NotPacked> {
+    let started = Instant::now();
+    let device = storage.device();
+    let another = lent_by_another(storage, how);
+    for (id, carrier) in sessions.carriers(device, how.via) {
+        if let Err(refusal) = &carrier
+            && refusal.reason() == Reason::Unproven
+        {
+            return Err(NotPacked::Unproven(Need::Rung(id.clone(), device)));
+        }
+        let forward = match &another {
+            Some((way, core)) if carrier.is_ok() && way.1 == *id => match sessions.forward(way) {
+                None => {
+                    let need = Need::Forward(way.clone(), Weak::clone(core));
+                    return Err(NotPacked::Unproven(need));
+                }
+                Some(verdict) => verdict.usable(),
+            },
+            _ => Ok(()),
+        };
+        let packed = carrier.and_then(|carrier| {
+            forward?;
+            carrier.export(storage)
+        });
         match packed {
             Ok(packed) => {
                 let (lease, copies) = (packed.parcel.lease, packed.parcel.copies);
                 let split = packed.parcel.split();
                 match split {
                     Ok((wire, handles)) => {
-                        return Ok(Exported {
+                        return Ok(Some(Exported {
                             rung: id.clone(),
                             lease,
                             wire,
                             handles,
                             owner: packed.owner,
                             copies,
-                            declined,
+                            declined: std::mem::take(declined),
                             time: started.elapsed(),
-                        });
+                        }));
                     }
                     Err(fault) => {
                         sessions.take_back(id, lease, Some(packed.owner));
@@ -240,7 +376,7 @@ fn export(
             }
         }
     }
-    Err(Unsendable { path: first.path.clone(), kind: first.kind.clone(), refusals: declined })
+    Ok(None)
 }
 
 /// One entry of the table once it is exported.
@@ -262,6 +398,9 @@ impl Carried {
 /// The third pass.
 struct Packer<'a> {
     sessions: &'a Sessions,
+    how: How<'a>,
+    /// Bytes that may still be digested.
+    digestible: usize,
     mixed: HashSet<usize>,
     names: Names,
     /// For paths.
@@ -274,7 +413,26 @@ struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    fn tag(&self, tensor: &Tensor) -> Result<TensorTag, Refusal> {
+    /// Whether a digest goes with the next leaf.
+    fn is_sampled(&self) -> bool {
+        let How { sampling, doubted, .. } = self.how;
+        self.digestible > 0 && (doubted || sampling.is_some_and(Sampling::takes_the_next))
+    }
+
+    fn digest(
+        &mut self,
+        sampled: bool,
+        bytes: usize,
+        digest: impl FnOnce() -> Result<Digest, Refusal>,
+    ) -> Result<Option<Digest>, Refusal> {
+        if !sampled || bytes > self.digestible {
+            return Ok(None);
+        }
+        self.digestible -= bytes;
+        digest().map(Some)
+    }
+
+    fn tag(&mut self, tensor: &Tensor, sampled: bool) -> Result<TensorTag, Refusal> {
         let flags = tensor.flags();
         let mut tag = TensorTag {
             d: tensor.dtype(),
@@ -284,6 +442,7 @@ impl Packer<'_> {
             s: None,
             f: u8::from(flags.read_only) * READ_ONLY
                 + u8::from(flags.requires_grad) * REQUIRES_GRAD,
+            x: None,
         };
         if tensor.count() == 0 {
             // No bytes on no block: the tag says all there is.
@@ -301,11 +460,14 @@ impl Packer<'_> {
         if !layout.is_contiguous() {
             tag.t = Some(layout.strides().to_vec());
         }
+        // Of what the caller has, not of what was packed.
+        tag.x = self.digest(sampled, tensor.byte_count(), || digest::of_elements(tensor))?;
         Ok(tag)
     }
 
     fn tensor(&mut self, tensor: &Tensor, path: &Path<'_>) -> Result<TensorTag, Refusal> {
-        let tag = self.tag(tensor)?;
+        let sampled = self.is_sampled();
+        let tag = self.tag(tensor, sampled)?;
         let what = What::Tensor(tensor.dtype(), tensor.shape().to_vec());
         match tag.s {
             Some(entry) => self.carried(path, what, tensor.byte_count(), entry, 0),
@@ -313,7 +475,8 @@ impl Packer<'_> {
                 self.leg(path, what, 0, RungId::INLINE, Duration::ZERO);
                 let empty = |(rung, _): (&RungId, _)| (rung.clone(), Reason::Empty.into());
                 if let Some(leg) = self.route.legs.last_mut() {
-                    leg.declined = self.sessions.carriers().map(empty).collect();
+                    let carriers = self.sessions.carriers(tensor.device(), self.how.via);
+                    leg.declined = carriers.map(empty).collect();
                 }
             }
         }
@@ -329,7 +492,8 @@ impl Packer<'_> {
         out: &mut String,
     ) -> Result<(), Refusal> {
         let Taken { form, lowered: Lowered { meta, views }, declined, time } = taken;
-        let p = views.iter().map(|view| self.tag(view)).collect::<Result<Vec<_>, _>>()?;
+        let sampled = self.is_sampled();
+        let p = views.iter().map(|view| self.tag(view, sampled)).collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = views.iter().map(Tensor::byte_count).sum();
         let carried = p.iter().find_map(|tag| tag.s).and_then(|entry| self.table.get(entry));
         let what = What::of(value);
@@ -366,14 +530,15 @@ impl Packer<'_> {
         &mut self,
         value: &Value,
         path: &Path<'_>,
-        (what, len, more): (What, usize, u8),
+        (what, bytes, more): (What, &[u8], u8),
     ) -> Result<BlobTag, Refusal> {
         let known = self.places.by_blob.get(&address(value));
         let place = known.and_then(|&at| self.places.seen.get(at)).ok_or(Reason::UnknownStorage)?;
-        let tag = BlobTag { s: place.entry, o: place.at, n: len };
-        let entry = place.entry;
+        let (entry, at, len) = (place.entry, place.at, bytes.len());
+        let sampled = self.is_sampled();
+        let x = self.digest(sampled, len, || Ok(digest::of_bytes(bytes)))?;
         self.carried(path, what, len, entry, more);
-        Ok(tag)
+        Ok(BlobTag { s: entry, o: at, n: len, x })
     }
 
     fn carried(&mut self, path: &Path<'_>, what: What, bytes: usize, entry: usize, more: u8) {
@@ -475,11 +640,12 @@ impl Splice for Packer<'_> {
             }
             Value::Str(text) if self.is_blob(value) => {
                 // A String is cloned into its storage first.
-                let tag = self.blob(value, path, (What::Str, text.len(), 1)).map_err(refused)?;
+                let tag =
+                    self.blob(value, path, (What::Str, text.as_bytes(), 1)).map_err(refused)?;
                 write_tag(out, "S", &tag).map_err(unwritten)?;
             }
             Value::Bytes(bytes) if self.is_blob(value) => {
-                let tag = self.blob(value, path, (What::Bytes, bytes.len(), 0)).map_err(refused)?;
+                let tag = self.blob(value, path, (What::Bytes, &bytes[..], 0)).map_err(refused)?;
                 write_tag(out, "B", &tag).map_err(unwritten)?;
             }
             // Its tag is the codec's, and its parts come one by one.

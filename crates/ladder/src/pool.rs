@@ -123,6 +123,35 @@ impl Core {
         self.serve_while(None)
     }
 
+    /// Serves as the only server until something has happened, which follows from what is served.
+    pub(crate) fn serve_until(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        happened: impl Fn() -> bool,
+    ) -> Result<(), NotYet> {
+        let mut router = self.router();
+        router.pool.servers += 1;
+        drop(router);
+        let served = loop {
+            if happened() {
+                break Ok(());
+            }
+            self.router().pool.idle += 1;
+            let work = match self.wait_for(deadline, |router| router.pool.take()) {
+                Ok(work) => work,
+                Err(not_yet) => {
+                    self.router().pool.idle -= 1;
+                    break Err(not_yet);
+                }
+            };
+            if let Err(ended) = self.perform(work, deadline) {
+                break Err(NotYet::Ended(ended));
+            }
+        };
+        self.router().pool.servers -= 1;
+        served
+    }
+
     /// Serves until there was no work for so long, or until the end.
     fn serve_while(self: &Arc<Self>, patience: Option<Duration>) -> Ended {
         self.router().pool.idle += 1;

@@ -116,9 +116,10 @@ pub struct Leg {
     /// How often its bytes were copied for it, as far as this side knows: a sender knows all that it did, a
     /// receiver what the carrier says and what it did itself.
     pub copies: u8,
-    /// Each higher rung, with the reason why it did not take it.
+    /// Each higher rung, with the reason why it did not take it; and each rung, this one too, on which it was
+    /// sent before and could not be taken.
     ///
-    /// Known to the sender alone.
+    /// Why a rung declined is known to the sender alone; what a receiver knows is what it could not take.
     pub declined: Arc<[(RungId, Refusal)]>,
     /// What packing or unpacking it took here; a block's time is shared among its leaves by size. What
     /// stays in the JSON takes too little to be measured.
@@ -217,6 +218,20 @@ impl Route {
     #[must_use]
     pub fn at(&self, path: &str) -> Option<&Leg> {
         self.legs.iter().find(|leg| leg.path == path)
+    }
+
+    /// Adds what was tried on the way: whatever rode a carrier did not ride those that failed before.
+    pub(crate) fn tell(&mut self, failed: &[(RungId, Refusal)]) {
+        if failed.is_empty() {
+            return;
+        }
+        for leg in self.legs.iter_mut().filter(|leg| leg.rung != RungId::INLINE) {
+            let new = failed.iter().filter(|(rung, _)| {
+                // That it is demoted says so already.
+                !leg.declined.iter().any(|(known, _)| known == rung)
+            });
+            leg.declined = leg.declined.iter().chain(new).cloned().collect();
+        }
     }
 
     /// Bytes of all leaves.

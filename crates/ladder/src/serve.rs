@@ -4,16 +4,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rung::{Fault, Reason, Value, limits};
+use rung::{Fault, Reason, limits};
 
 use crate::channel::{Channel, Peer};
-use crate::core::{Answer, Core, Incoming, NotKept, NotSent, NotYet, Work};
-use crate::error::Ended;
+use crate::core::{Answer, Core, Incoming, NotKept, NotSent, NotYet, Outgoing, Work};
+use crate::error::{CallErrorKind, Ended};
 use crate::fail::reached;
 use crate::handler::{Failure, Handler};
-use crate::pack::{Blocks, Names, Packing, pack};
-use crate::transfer::{ATTEMPTS, TakeError, next_blocks, rungs_of};
-use crate::unpack::{self, Entry};
+use crate::ladder::Via;
+use crate::own;
+use crate::pack::{How, Names, NotPacked, Packing, pack};
+use crate::transfer::{ATTEMPTS, TakeError, Tries};
+use crate::unpack::Read;
 use crate::wire::{Message, Of};
 
 impl Channel {
@@ -49,12 +51,13 @@ impl Core {
                 reached("call-received");
                 let (id, attempt) = (call.id, call.attempt);
                 let parcels = std::mem::take(&mut call.parcels);
-                match self.take(Of::Call, id, attempt, parcels, &mut call.handles, deadline) {
-                    Ok(table) => {
+                let (of, json) = ((Of::Call, id, attempt), std::mem::take(&mut call.value));
+                match self.take(of, parcels, &mut call.handles, &json, deadline) {
+                    Ok(read) => {
                         reached("accept-sent");
-                        self.answer(&call, table, deadline)
+                        self.answer(&call, read, deadline)
                     }
-                    Err(TakeError::Refused(_) | TakeError::Deadline) => Ok(()),
+                    Err(TakeError::Refused(..) | TakeError::Deadline) => Ok(()),
                     Err(TakeError::Ended(ended)) => Err(ended),
                 }
             }
@@ -67,19 +70,27 @@ impl Core {
     fn answer(
         self: &Arc<Self>,
         call: &Incoming,
-        table: Vec<Entry>,
+        read: Result<Read, Fault>,
         deadline: Option<Instant>,
     ) -> Result<(), Ended> {
         let id = call.id;
-        let read = match unpack::read(&call.value, &table, &self.sessions) {
+        let read = match read {
             Ok(read) => read,
             Err(fault) => {
                 return self.fail(id, deadline, Failure::new("malformed", fault.to_string()));
             }
         };
+        if own::is_own(&call.method) {
+            let root = call.root;
+            return match self.within(root, || self.answer_own(&call.method, read, deadline)) {
+                Ok((value, rung)) => {
+                    let answer = Outgoing { id, root, attempt: 1, value, only: Some(rung) };
+                    self.send_answer(answer, Tries::new(), deadline)
+                }
+                Err(failure) => self.fail(id, deadline, failure),
+            };
+        }
         self.counters.received(read.legs());
-        // What the value does not hold on to goes back now.
-        drop(table);
         let Some(handler) = self.handler.get() else {
             return self.fail(id, deadline, Failure::new("no-handler", "this side takes no calls"));
         };
@@ -89,7 +100,10 @@ impl Core {
         });
         reached("handled");
         match called {
-            Ok(Ok(value)) => self.send_answer(id, 1, value, Blocks::AsTheyAre, deadline),
+            Ok(Ok(value)) => {
+                let answer = Outgoing { id, root: call.root, attempt: 1, value, only: None };
+                self.send_answer(answer, Tries::new(), deadline)
+            }
             Ok(Err(failure)) => self.fail(id, deadline, failure),
             Err(panic) => {
                 let text = panic
@@ -124,21 +138,41 @@ impl Core {
     /// Sends an answer, and keeps its value until the caller has accepted it.
     fn send_answer(
         self: &Arc<Self>,
-        id: u64,
-        attempt: u32,
-        value: Value,
-        blocks: Blocks,
+        answer: Outgoing,
+        mut tries: Tries,
         deadline: Option<Instant>,
     ) -> Result<(), Ended> {
+        let Outgoing { id, root, attempt, .. } = answer;
+        let is_canary = answer.only.is_some();
         let fail = |code: &str, text: String| self.fail(id, deadline, Failure::new(code, text));
-        let mut packing = match pack(&value, &self.sessions, blocks, Names::Bulk) {
-            Ok(packing) => packing,
-            Err(unsendable) => return fail("unsendable", unsendable.to_string()),
+        let mut packing = loop {
+            let how = How {
+                blocks: tries.blocks,
+                names: Names::Bulk,
+                via: answer.only.as_ref().map_or(Via::Proven, Via::Canary),
+                sampling: (!is_canary).then_some(&self.sampling),
+                doubted: tries.doubted(),
+                channel: self.id,
+            };
+            match pack(&answer.value, &self.sessions, how) {
+                Ok(packing) => break packing,
+                Err(NotPacked::Unsendable(unsendable)) => {
+                    return fail("unsendable", unsendable.to_string());
+                }
+                // The caller waits for this answer: what is asked of it is nested in its call.
+                Err(NotPacked::Unproven(need)) => {
+                    match self.within(root, || self.prove_first(need, deadline)) {
+                        Ok(()) => {}
+                        Err(CallErrorKind::Gone(ended, _)) => return Err(ended),
+                        Err(error) => return fail("unproven", error.to_string()),
+                    }
+                }
+            }
         };
         // The peer may be waiting for this very answer before it gives anything back.
         let patience = Instant::now().checked_add(ROOM_FOR_AN_ANSWER);
         let room_by = deadline.into_iter().chain(patience).min();
-        let leases = match self.keep(&mut packing, room_by) {
+        let leases = match self.keep(&mut packing, self.bounds_of(is_canary), room_by) {
             Ok(leases) => leases,
             Err(NotKept::OverBound(text)) => return fail("over-bound", text),
             Err(NotKept::NotYet(NotYet::Ended(ended))) => return Err(ended),
@@ -147,7 +181,7 @@ impl Core {
             }
         };
         reached("answer-packed");
-        let rungs = rungs_of(&packing);
+        tries.note(&packing);
         let Packing { value: json, parcels, handles, route, .. } = packing;
         let has_storages = !parcels.is_empty();
         let message = Message::Return { id, attempt, parcels, value: json };
@@ -155,11 +189,8 @@ impl Core {
         if has_storages {
             let mut router = self.router();
             let room = router.answers.len() < ANSWERS;
-            let before = if room {
-                router.answers.insert(id, Answer { value, attempt, blocks, rungs })
-            } else {
-                None
-            };
+            let before =
+                if room { router.answers.insert(id, Answer { answer, tries }) } else { None };
             drop(router);
             // A number that the peer uses twice: its loss, outside the lock (L7).
             drop(before);
@@ -172,7 +203,9 @@ impl Core {
             // The caller gets the rest, so the leases are out.
             Ok(()) | Err(NotSent::Begun) => {
                 reached("answer-sent");
-                self.count_sent(&route);
+                if !is_canary {
+                    self.count_sent(&route);
+                }
                 Ok(())
             }
             Err(error) => {
@@ -199,11 +232,14 @@ impl Core {
         code: &str,
         text: &str,
     ) -> Result<(), Ended> {
-        let Answer { value, attempt, mut blocks, rungs } = answer;
-        let again =
-            attempt < ATTEMPTS && next_blocks(self, &mut blocks, &rungs, storage, code, text);
+        let Answer { answer, mut tries } = answer;
+        // A canary shows what fails, and heals nothing.
+        let again = answer.attempt < ATTEMPTS
+            && answer.only.is_none()
+            && tries.go_on(self, storage, code, text);
         if again {
-            return self.send_answer(id, attempt + 1, value, blocks, None);
+            let attempt = answer.attempt + 1;
+            return self.send_answer(Outgoing { attempt, ..answer }, tries, None);
         }
         let text = format!("the caller could not take the answer: {text}");
         self.fail(id, None, Failure::new("undelivered", text))

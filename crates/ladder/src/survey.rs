@@ -11,7 +11,7 @@ use rung::{
 use tier_inline::codec;
 
 use crate::bundle::{ALIGN, Bundle, Member};
-use crate::ladder::Sessions;
+use crate::ladder::{Sessions, Via};
 
 /// How storages are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +64,7 @@ pub(crate) struct Taken {
 #[derive(Debug)]
 pub(crate) struct Survey<'s, 'v> {
     sessions: &'s Sessions,
+    via: Via<'s>,
     /// Whether what is too much for the JSON can be pickled.
     pickles: bool,
     /// Containers that hold, at any depth, a leaf that rides a carrier, and objects; by address, since the
@@ -168,9 +169,10 @@ fn digits(number: i64) -> usize {
 }
 
 impl<'s, 'v> Survey<'s, 'v> {
-    pub(crate) fn new(sessions: &'s Sessions) -> Self {
+    pub(crate) fn new(sessions: &'s Sessions, via: Via<'s>) -> Self {
         Self {
             sessions,
+            via,
             pickles: sessions.form(&RungId::PICKLE).is_some(),
             mixed: HashSet::new(),
             taken: HashMap::new(),
@@ -382,7 +384,7 @@ impl<'s, 'v> Survey<'s, 'v> {
         let started = Instant::now();
         let mut declined = Vec::new();
         let is_plain = matches!(leaf, Leaf::Plain(_));
-        for (rung, form) in self.sessions.all() {
+        for (rung, form) in self.sessions.all(self.via) {
             if *rung == RungId::INLINE {
                 // What is plain may still be asked of it; nothing else is its business.
                 if !is_plain {

@@ -1,17 +1,18 @@
 //! What calls and answers share: taking what came, and what to try after a refusal.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rung::{Fault, Handle, ParcelWire, Reason, RungId};
+use rung::{Device, Fault, Handle, ParcelWire, Reason, Refusal, RungId};
 
 use crate::core::{Core, NotSent};
 use crate::error::Ended;
 use crate::fail::reached;
 use crate::pack::{Blocks, Packing};
 use crate::route::{Leg, Route, What};
-use crate::unpack::{self, Entry, NotTaken};
+use crate::unpack::{self, NotRead, NotTaken, Read};
 use crate::wire::{Accepted, Message, Of};
 
 /// Attempts at sending one value: as it is, rung by rung down, and once in fresh blocks.
@@ -19,22 +20,23 @@ pub(crate) const ATTEMPTS: u32 = 16;
 
 #[derive(Debug)]
 pub(crate) enum TakeError {
-    Refused(Fault),
+    /// What came on this rung.
+    Refused(RungId, Fault),
     Deadline,
     Ended(Ended),
 }
 
 impl Core {
-    /// Imports what came, and tells the sender that it was accepted, soon, or that it was not, at once.
+    /// Imports and reads what came, and tells the sender that it was accepted, soon, or that it was not, at
+    /// once. What is malformed is accepted all the same: sent again it would be no better.
     pub(crate) fn take(
         &self,
-        of: Of,
-        id: u64,
-        attempt: u32,
+        (of, id, attempt): (Of, u64, u32),
         parcels: Vec<ParcelWire>,
         handles: &mut VecDeque<Handle>,
+        json: &str,
         deadline: Option<Instant>,
-    ) -> Result<Vec<Entry>, TakeError> {
+    ) -> Result<Result<Read, Fault>, TakeError> {
         let ended = |error| match error {
             NotSent::Ended(ended) => TakeError::Ended(ended),
             NotSent::Deadline | NotSent::Begun => TakeError::Deadline,
@@ -42,16 +44,30 @@ impl Core {
                 TakeError::Ended(Ended::Broken(Fault::new(Reason::OverCap, text)))
             }
         };
-        match unpack::import(&self.sessions, &self.returns, parcels, handles) {
-            Ok(table) => {
-                reached("call-imported");
+        let rungs: Vec<RungId> = parcels.iter().map(|parcel| parcel.lease().0.clone()).collect();
+        let taken = unpack::import(&self.sessions, &self.returns, parcels, handles);
+        let taken = taken.and_then(|table| {
+            reached("call-imported");
+            match unpack::read(json, &table, &self.sessions) {
+                Ok(read) => Ok(Ok(read)),
+                Err(NotRead::Malformed(fault)) => Ok(Err(fault)),
+                Err(NotRead::Corrupt(storage, fault)) => Err(NotTaken::Storage(storage, fault)),
+            }
+        });
+        match taken {
+            Ok(read) => {
                 // It rides the next frame, an answer to this very call perhaps, or goes alone soon: until
                 // then the sender keeps what it sent.
                 self.accept(Accepted { of, id, attempt }, &[]);
-                Ok(table)
+                Ok(read)
             }
             Err(NotTaken::Storage(storage, fault)) => {
                 self.counters.refused();
+                let rung = rungs.get(storage).cloned().unwrap_or(RungId::INLINE);
+                if fault.reason() != Reason::UnknownBlock {
+                    tracing::warn!(%rung, code = %fault.reason(), "not taken: {fault}");
+                    self.sessions.demote_receiving(&rung, &fault.clone().into());
+                }
                 let message = Message::Refuse {
                     of,
                     id,
@@ -65,12 +81,37 @@ impl Core {
                     Err(NotSent::Deadline) => self.post(message, &[]),
                     sent => sent.map_err(ended)?,
                 }
-                Err(TakeError::Refused(fault))
+                Err(TakeError::Refused(rung, fault))
             }
             Err(NotTaken::Broken(fault)) => {
                 self.link.close();
                 Err(TakeError::Ended(Ended::Broken(fault)))
             }
+        }
+    }
+}
+
+/// How each value is checked on its way, beside what every rung proves at connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Verify {
+    /// Not: the canaries are what is checked.
+    #[default]
+    CanaryOnly,
+    /// With every so-manieth leaf goes a digest of its contents, and whoever gets it checks; as [`Self::Always`].
+    Sampled(NonZeroU32),
+    /// With every leaf that rides a carrier goes a digest of its contents, made of what the caller holds; other
+    /// contents are as good as none, and heal as a failed import does. It costs both sides a pass over all
+    /// bytes. Views that show the same bytes more than four times over are let pass.
+    Always,
+}
+
+impl Verify {
+    pub(crate) fn every(self) -> u32 {
+        match self {
+            Self::CanaryOnly => 0,
+            Self::Sampled(every) => every.get(),
+            Self::Always => 1,
         }
     }
 }
@@ -90,37 +131,67 @@ impl Core {
     }
 }
 
-/// What each storage of a message rides, in the order of the table.
-pub(crate) fn rungs_of(packing: &Packing) -> Vec<RungId> {
-    packing.parcels.iter().map(|parcel| parcel.lease().0.clone()).collect()
+/// How a value is sent, and what it rode so far: what healing goes by.
+#[derive(Debug)]
+pub(crate) struct Tries {
+    pub(crate) blocks: Blocks,
+    /// What each storage of the last attempt rode, in the order of the table.
+    rode: Vec<(RungId, Device)>,
+    /// On what it could not be taken, and why.
+    pub(crate) failed: Vec<(RungId, Refusal)>,
 }
 
-/// What to try after a NACK, loudly; false where nothing is left.
-pub(crate) fn next_blocks(
-    core: &Core,
-    blocks: &mut Blocks,
-    rungs: &[RungId],
-    storage: usize,
-    code: &str,
-    text: &str,
-) -> bool {
-    let Some(rung) = rungs.get(storage) else {
-        return false;
-    };
-    if code == Reason::UnknownBlock.code() {
-        // The rung heard so with the receipt; this time it sends all there is.
-        tracing::debug!(%rung, "the peer does not know a block");
-        return true;
+impl Tries {
+    /// None yet.
+    pub(crate) fn new() -> Self {
+        Self { blocks: Blocks::AsTheyAre, rode: Vec::new(), failed: Vec::new() }
     }
-    if core.sessions.demote(rung) {
-        tracing::warn!(%rung, code, "the peer could not take a storage and the rung is demoted: {text}");
-        return true;
+
+    /// Whether other contents came than were sent.
+    pub(crate) fn doubted(&self) -> bool {
+        self.failed.iter().any(|(_, why)| why.reason() == Reason::Corrupt)
     }
-    // Nothing below it: a fresh block, once.
-    if *blocks == Blocks::Fresh {
-        return false;
+
+    /// Another attempt is packed.
+    pub(crate) fn note(&mut self, packing: &Packing) {
+        let rungs = packing.parcels.iter().map(|parcel| parcel.lease().0.clone());
+        self.rode = rungs.zip(packing.devices.iter().copied()).collect();
     }
-    tracing::warn!(%rung, code, "the peer could not take a storage, trying a fresh block: {text}");
-    *blocks = Blocks::Fresh;
-    true
+
+    /// What to try after a NACK, loudly; false where nothing is left.
+    ///
+    /// One rung lower, for this peer and direction; where nothing is lower, a fresh block, once.
+    pub(crate) fn go_on(&mut self, core: &Core, storage: usize, code: &str, text: &str) -> bool {
+        let Some((rung, device)) = self.rode.get(storage) else {
+            return false;
+        };
+        if code == Reason::UnknownBlock.code() {
+            // The rung heard so with the receipt; this time it sends all there is.
+            tracing::debug!(%rung, "the peer does not know a block");
+            return true;
+        }
+        let why = refusal_of(code, text);
+        self.failed.push((rung.clone(), why.clone()));
+        if core.sessions.demote(rung, *device, &why) {
+            tracing::warn!(%rung, %device, code, "the peer could not take a storage and the rung is demoted: {text}");
+            return true;
+        }
+        if self.blocks == Blocks::Fresh {
+            return false;
+        }
+        tracing::warn!(%rung, code, "the peer could not take a storage, trying a fresh block: {text}");
+        self.blocks = Blocks::Fresh;
+        true
+    }
+}
+
+/// What a peer says, as a refusal here: its code where that is known.
+pub(crate) fn refusal_of(code: &str, text: &str) -> Refusal {
+    match Reason::from_code(code) {
+        Some(reason) => {
+            let detail = text.strip_prefix(reason.text()).unwrap_or(text);
+            Refusal::new(reason, detail.trim_start_matches([':', ' ']))
+        }
+        None => Refusal::new(Reason::PeerFault, format!("{text} ({code})")),
+    }
 }

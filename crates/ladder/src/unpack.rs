@@ -1,20 +1,21 @@
 //! JSON and parcels as a value again.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use canary::{Digest, digest};
 use rung::{
-    Fault, Flags, Handle, Layout, Lendable, Lowered, Parcel, ParcelWire, Path, Reason, Room,
-    RungId, Step, Storage, Tensor, Value, limits,
+    Fault, Flags, Handle, Layout, Lendable, Lowered, Parcel, ParcelWire, Path, Reason, Refusal,
+    Room, RungId, Step, Storage, Tensor, Value, limits,
 };
 use serde_json::value::RawValue;
 use tier_inline::codec::{self, Node, Unsplice};
 
 use crate::keeper::{LeaseGuard, Returns};
 use crate::ladder::Sessions;
-use crate::pack::{BlobTag, LoweredTag, READ_ONLY, REQUIRES_GRAD, TensorTag};
+use crate::pack::{BlobTag, DIGESTED, LoweredTag, READ_ONLY, REQUIRES_GRAD, TensorTag, bytes_of};
 use crate::route::{LeafPath, Leg, Route, What, share};
 
 /// An imported storage and how it came.
@@ -95,33 +96,44 @@ pub(crate) struct Read {
     pub(crate) value: Value,
     /// By the number of the node, ascending.
     arrivals: Vec<(usize, Leg)>,
+    /// What this side could not take before it came as it did.
+    pub(crate) refused: Vec<(RungId, Refusal)>,
+}
+
+/// Why a value was not read.
+#[derive(Debug)]
+pub(crate) enum NotRead {
+    /// It is not what the wire says.
+    Malformed(Fault),
+    /// Of a leaf on this storage other contents came than were sent: a NACK, as for one that was not imported.
+    Corrupt(usize, Fault),
 }
 
 /// Reads a value over an imported table.
 ///
 /// # Errors
 ///
-/// Whatever in it is not what the wire says.
-pub(crate) fn read(json: &str, table: &[Entry], sessions: &Sessions) -> Result<Read, Fault> {
-    let room = bytes_of(table);
-    let raised = Room::of(room);
-    let mut reader = Reader { sessions, table, arrivals: Vec::new(), room, raised };
-    let value = codec::decode(json, &mut reader)?;
-    Ok(Read { value, arrivals: reader.arrivals })
-}
-
-/// Bytes of the blocks of a message: a block that it names many times is there once.
-fn bytes_of(table: &[Entry]) -> usize {
-    let block = |entry: &Entry| (entry.storage.memory().block(), entry.storage.len());
-    if let [one] = table {
-        return block(one).1;
+/// Whatever in it is not what the wire says, or not what its digest says.
+pub(crate) fn read(json: &str, table: &[Entry], sessions: &Sessions) -> Result<Read, NotRead> {
+    let room = match table {
+        [one] => one.storage.len(),
+        table => bytes_of(table.iter().map(|entry| &entry.storage)),
+    };
+    let mut reader = Reader {
+        sessions,
+        table,
+        arrivals: Vec::new(),
+        room,
+        raised: Room::of(room),
+        digestible: room.saturating_mul(DIGESTED),
+        corrupt: None,
+    };
+    let decoded = codec::decode(json, &mut reader);
+    match (reader.corrupt, decoded) {
+        (Some((storage, fault)), _) => Err(NotRead::Corrupt(storage, fault)),
+        (None, Ok(value)) => Ok(Read { value, arrivals: reader.arrivals, refused: Vec::new() }),
+        (None, Err(fault)) => Err(NotRead::Malformed(fault)),
     }
-    let mut blocks: HashMap<u64, usize> = HashMap::new();
-    for (block, len) in table.iter().map(block) {
-        let known = blocks.entry(block).or_default();
-        *known = len.max(*known);
-    }
-    blocks.values().fold(0, |all, len| all.saturating_add(*len))
 }
 
 impl Read {
@@ -139,7 +151,9 @@ impl Read {
             scratch: String::new(),
         };
         namer.look(&self.value, &Path::ROOT);
-        namer.route
+        let mut route = namer.route;
+        route.tell(&self.refused);
+        route
     }
 }
 
@@ -249,6 +263,10 @@ struct Reader<'a> {
     room: usize,
     /// What the leaves that a form took may still become.
     raised: Room,
+    /// Bytes that may still be digested.
+    digestible: usize,
+    /// The first leaf that was not what its digest says: its storage.
+    corrupt: Option<(usize, Fault)>,
 }
 
 fn content<'a, T: serde::Deserialize<'a>>(content: &'a RawValue) -> Result<T, Fault> {
@@ -277,8 +295,28 @@ impl Reader<'_> {
         self.arrivals.push((node.number, leg));
     }
 
-    fn tensor(&self, tag: TensorTag) -> Result<Tensor, Fault> {
-        let TensorTag { d, h, t, o, s, f } = tag;
+    /// Holds a leaf to its digest, where one came with it.
+    fn check(
+        &mut self,
+        expected: Option<Digest>,
+        storage: Option<usize>,
+        bytes: usize,
+        digest: impl FnOnce() -> Result<Digest, Refusal>,
+    ) -> Result<(), Fault> {
+        let Some(expected) = expected else { return Ok(()) };
+        self.digestible = self.digestible.checked_sub(bytes).ok_or_else(|| {
+            Fault::new(Reason::OverCap, "more bytes to digest than the message has")
+        })?;
+        if digest()? == expected {
+            return Ok(());
+        }
+        let fault = Fault::new(Reason::Corrupt, format!("a leaf of {bytes} bytes"));
+        self.corrupt = Some((storage.unwrap_or(0), fault.clone()));
+        Err(fault)
+    }
+
+    fn tensor(&mut self, tag: TensorTag) -> Result<Tensor, Fault> {
+        let TensorTag { d, h, t, o, s, f, x } = tag;
         if f & !(READ_ONLY | REQUIRES_GRAD) != 0 {
             return Err(Fault::new(Reason::BadMetadata, format!("tensor flags {f}")));
         }
@@ -296,6 +334,7 @@ impl Reader<'_> {
                 Tensor::new(storage, d, whole.shape(), strides, o)?
             }
         };
+        self.check(x, s, tensor.byte_count(), || digest::of_elements(&tensor))?;
         Ok(tensor.with_flags(flags))
     }
 
@@ -344,10 +383,12 @@ impl Reader<'_> {
         if owned || lent.is_err() {
             self.charge(tag.n)?;
         }
-        match lent {
-            Ok(lent) => Ok((Bytes::from_owner(lent).slice(tag.o..end), 0)),
-            Err(_) => Ok((storage.read(tag.o..end)?.into_owned().into(), 1)),
-        }
+        let (bytes, copies) = match lent {
+            Ok(lent) => (Bytes::from_owner(lent).slice(tag.o..end), 0),
+            Err(_) => (storage.read(tag.o..end)?.into_owned().into(), 1),
+        };
+        self.check(tag.x, Some(tag.s), tag.n, || Ok(digest::of_bytes(&bytes)))?;
+        Ok((bytes, copies))
     }
 }
 

@@ -1,14 +1,17 @@
 //! The messages of a channel, as JSON.
 //!
 //! ```text
-//! {"v":2,"k":"hello","role":"host","speaks":[2,2],"lib":"0.1.0","offers":[{"r":"shm","m":2},…]}
-//! {"v":2,"k":"call","id":1,"n":1,"m":"invert","p":[parcel,…],"a":value}
-//! {"v":2,"k":"call","id":1,"n":1,"t":"h1","m":"progress","p":[],"a":value}
-//! {"v":2,"k":"ret","id":1,"n":1,"p":[parcel,…],"a":value}
-//! {"v":2,"k":"err","id":1,"code":"unknown-method","text":"…"}
-//! {"v":2,"k":"nack","of":"ret","id":1,"n":1,"s":0,"why":"unsealed","text":"…"}
-//! {"v":2,"k":"more","rel":[{"r":"shm","l":7},…],"acc":[["call",1,1],…],"say":[["shm",{"x":[7]}],…]}
+//! {"v":3,"k":"hello","role":"host","speaks":[3,3],"facts":{"library":"0.1.0",…},"offers":[{"r":"shm","m":2},…]}
+//! {"v":3,"k":"call","id":1,"n":1,"m":"invert","p":[parcel,…],"a":value}
+//! {"v":3,"k":"call","id":1,"n":1,"t":"h1","m":"progress","p":[],"a":value}
+//! {"v":3,"k":"ret","id":1,"n":1,"p":[parcel,…],"a":value}
+//! {"v":3,"k":"err","id":1,"code":"unknown-method","text":"…"}
+//! {"v":3,"k":"nack","of":"ret","id":1,"n":1,"s":0,"why":"unsealed","text":"…"}
+//! {"v":3,"k":"more","rel":[{"r":"shm","l":7},…],"acc":[["call",1,1],…],"say":[["shm",{"x":[7]}],…]}
 //! ```
+//!
+//! A hello has `lacks` too where a side has a rung that it cannot offer: a list of its name, the reason's code,
+//! and what exactly.
 //!
 //! `v` is the protocol version, `id` the caller's number of the call, `n` the attempt at sending it,
 //! `t` the root that a call is nested in (`h` the host's or `w` the worker's, and its number there),
@@ -46,12 +49,13 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
+use canary::Facts;
 use rung::{Fault, Meta, OfferWire, ParcelWire, Reason, ReceiptWire, RungId, limits};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 /// The version of the protocol that every message carries.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// Which side of a channel a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -112,8 +116,11 @@ pub(crate) enum Of {
 pub(crate) struct Hello {
     pub(crate) role: Role,
     pub(crate) protocol: [u32; 2],
-    pub(crate) library: String,
+    /// What the process says of itself.
+    pub(crate) facts: Facts,
     pub(crate) offers: Vec<OfferWire>,
+    /// Rungs that it has and cannot offer, with the reason's code and what exactly.
+    pub(crate) lacks: Vec<(RungId, String, String)>,
 }
 
 #[derive(Debug)]
@@ -201,8 +208,11 @@ pub(crate) fn encode(message: &Message, riders: &Riders) -> Result<String, Fault
             field("k", "\"hello\"");
             field("role", &json(&hello.role)?);
             field("speaks", &json(&hello.protocol)?);
-            field("lib", &json(&hello.library)?);
+            field("facts", &json(&hello.facts)?);
             field("offers", &json(&hello.offers)?);
+            if !hello.lacks.is_empty() {
+                field("lacks", &json(&hello.lacks)?);
+            }
         }
         Message::Call { id, attempt, root, method, parcels, value } => {
             field("k", "\"call\"");
@@ -305,9 +315,10 @@ struct Raw<'a> {
     #[serde(borrow)]
     text: Option<Cow<'a, str>>,
     role: Option<Role>,
-    #[serde(borrow)]
-    lib: Option<Cow<'a, str>>,
+    facts: Option<Facts>,
     offers: Option<Vec<OfferWire>>,
+    #[serde(default)]
+    lacks: Vec<(RungId, String, String)>,
     #[serde(default)]
     rel: Vec<ReceiptWire>,
     #[serde(default)]
@@ -334,6 +345,11 @@ fn text(part: Option<Cow<'_, str>>, name: &str, most: usize) -> Result<String, F
         return Err(Fault::new(Reason::OverCap, format!("{name:?} of {} bytes", text.len())));
     }
     Ok(text.into_owned())
+}
+
+fn facts(part: Option<Facts>) -> Result<Facts, Fault> {
+    let facts = need(part, "facts")?;
+    if facts.are_few() { Ok(facts) } else { Err(Fault::new(Reason::OverCap, "too many facts")) }
 }
 
 fn parcels(part: Option<Vec<ParcelWire>>) -> Result<Vec<ParcelWire>, Fault> {
@@ -369,8 +385,9 @@ pub(crate) fn decode(json: &str) -> Result<(Message, Riders), Fault> {
         Kind::Hello => Message::Hello(Hello {
             role: need(raw.role, "role")?,
             protocol: need(raw.speaks, "speaks")?,
-            library: text(raw.lib, "lib", 64)?,
+            facts: facts(raw.facts)?,
             offers: need(raw.offers, "offers")?,
+            lacks: raw.lacks,
         }),
         Kind::Call => Message::Call {
             id: id()?,
@@ -422,8 +439,8 @@ fn other_hello(json: &str) -> Option<(Message, Riders)> {
     if v == VERSION || k != "hello" {
         return None;
     }
-    let (library, offers) = (String::new(), Vec::new());
-    Some((Message::Hello(Hello { role, protocol, library, offers }), Riders::default()))
+    let (facts, offers, lacks) = (Facts::default(), Vec::new(), Vec::new());
+    Some((Message::Hello(Hello { role, protocol, facts, offers, lacks }), Riders::default()))
 }
 
 #[cfg(test)]
@@ -453,8 +470,9 @@ mod tests {
         };
         let hello = |role| {
             let offers = vec![offer(RungId::SHM), offer(RungId::INLINE)];
-            let library = "0.1.0".to_owned();
-            Message::Hello(Hello { role, protocol: [1, 1], library, offers })
+            let facts = [("library", "0.1.0"), ("page", "4096")].into_iter().collect();
+            let lacks = vec![(RungId::new("cuda-ipc"), "platform".into(), "no driver".into())];
+            Message::Hello(Hello { role, protocol: [1, 1], facts, offers, lacks })
         };
         let tensor = r#"{"image":{"$T":{"d":"f32","h":[2,3],"s":0}}}"#.to_owned();
         let (id, attempt) = (1, 1);
@@ -546,22 +564,22 @@ mod tests {
             "1",
             "{}",
             r#"{"v":3,"k":"more"}"#,
-            r#"{"v":2,"k":"what"}"#,
-            r#"{"v":2,"k":"more","acc":[["call",1]]}"#,
-            r#"{"v":2,"k":"more","acc":[["hello",1,1]]}"#,
-            r#"{"v":2,"k":"more","say":[["shm"]]}"#,
-            r#"{"v":2,"k":"call","id":1,"n":1,"m":"x","p":[]}"#,
-            r#"{"v":2,"k":"call","id":1,"n":1,"m":"x","p":[{}],"a":1}"#,
-            r#"{"v":2,"k":"call","id":-1,"n":1,"m":"x","p":[],"a":1}"#,
-            r#"{"v":2,"k":"more","rel":[],"extra":1}"#,
-            r#"{"v":2,"k":"call","id":1,"n":1,"t":"x1","m":"x","p":[],"a":1}"#,
-            r#"{"v":2,"k":"call","id":1,"n":1,"t":"h+1","m":"x","p":[],"a":1}"#,
-            r#"{"v":2,"k":"call","id":1,"n":1,"t":"","m":"x","p":[],"a":1}"#,
+            r#"{"v":3,"k":"what"}"#,
+            r#"{"v":3,"k":"more","acc":[["call",1]]}"#,
+            r#"{"v":3,"k":"more","acc":[["hello",1,1]]}"#,
+            r#"{"v":3,"k":"more","say":[["shm"]]}"#,
+            r#"{"v":3,"k":"call","id":1,"n":1,"m":"x","p":[]}"#,
+            r#"{"v":3,"k":"call","id":1,"n":1,"m":"x","p":[{}],"a":1}"#,
+            r#"{"v":3,"k":"call","id":-1,"n":1,"m":"x","p":[],"a":1}"#,
+            r#"{"v":3,"k":"more","rel":[],"extra":1}"#,
+            r#"{"v":3,"k":"call","id":1,"n":1,"t":"x1","m":"x","p":[],"a":1}"#,
+            r#"{"v":3,"k":"call","id":1,"n":1,"t":"h+1","m":"x","p":[],"a":1}"#,
+            r#"{"v":3,"k":"call","id":1,"n":1,"t":"","m":"x","p":[],"a":1}"#,
         ] {
             assert_eq!(decode(json).unwrap_err().reason(), Reason::BadMetadata, "{json}");
         }
         let long = format!(
-            r#"{{"v":2,"k":"call","id":1,"n":1,"m":"{}","p":[],"a":1}}"#,
+            r#"{{"v":3,"k":"call","id":1,"n":1,"m":"{}","p":[],"a":1}}"#,
             "x".repeat(limits::METHOD_NAME + 1)
         );
         assert_eq!(decode(&long).unwrap_err().reason(), Reason::OverCap);
@@ -587,7 +605,7 @@ mod tests {
 
     #[test]
     fn a_null_value_is_a_value() {
-        let json = r#"{"v":2,"k":"ret","id":1,"n":1,"p":[],"a":null}"#;
+        let json = r#"{"v":3,"k":"ret","id":1,"n":1,"p":[],"a":null}"#;
         let (Message::Return { value, .. }, _) = decode(json).unwrap() else { panic!() };
         assert_eq!(value, "null");
     }

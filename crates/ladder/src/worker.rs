@@ -4,15 +4,18 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rung::Trust;
+use rung::{Device, Trust};
 use segment::PeerTrust;
 use worker::{Command, Exit, Process};
 
 use crate::channel::{Channel, Options};
 use crate::error::ConnectError;
 use crate::handler::Handler;
+use crate::handshake::greet;
 use crate::keeper::Bounds;
 use crate::ladder::Ladder;
+use crate::transfer::Verify;
+use crate::unproven::Unproven;
 use crate::wire::Role;
 
 /// An isolated process and the channel to it; everything a [`Channel`] can do, it can.
@@ -42,6 +45,10 @@ impl Worker {
     /// As [`Self::spawn`].
     pub fn spawn_self() -> Result<Self, ConnectError> {
         Self::spawn(Command::this_executable())
+    }
+
+    pub(crate) fn of(channel: Channel, process: Arc<Process>) -> Self {
+        Self { channel, process }
     }
 
     /// With other rungs, limits or trust.
@@ -127,10 +134,27 @@ impl WorkerBuilder {
         self
     }
 
-    /// How long the handshake may take: 10 seconds unless said otherwise.
+    /// How long the hellos may take, how long the proof, and how long any later one: 10 seconds each unless
+    /// said otherwise.
     #[must_use]
     pub fn handshake(mut self, limit: Duration) -> Self {
         self.options.handshake = limit;
+        self
+    }
+
+    /// Has a device proven at connect, though something has to be set up on it for that; otherwise it is proven
+    /// before the first leaf on it, unless this process uses it already.
+    #[must_use]
+    pub fn prove_on(mut self, device: Device) -> Self {
+        self.options.named.push(device);
+        self
+    }
+
+    /// How each value is checked on its way, beside what every rung proves at connect: not at all, unless
+    /// said otherwise. The worker decides for itself ([`Peer::verify`](crate::Peer::verify)).
+    #[must_use]
+    pub fn verify(mut self, verify: Verify) -> Self {
+        self.options.verify = verify;
         self
     }
 
@@ -155,21 +179,22 @@ impl WorkerBuilder {
     ///
     /// As [`Worker::spawn`].
     pub fn spawn(self, command: Command) -> Result<Worker, ConnectError> {
+        self.greet(command)?.prove()
+    }
+
+    /// Starts a program and exchanges hellos; nothing is proven then, and nothing can be sent.
+    ///
+    /// # Errors
+    ///
+    /// Where the program cannot be started, ends, hangs, or speaks something else.
+    pub fn greet(self, command: Command) -> Result<Unproven<Worker>, ConnectError> {
         let (process, link) = command.spawn()?;
         let process = Arc::new(process);
         let trust = self
             .trust
             .or_else(|| PeerTrust::same_executable(process.pid()).ok())
             .map_or(Trust::none(), Trust::carrying);
-        let channel = Channel::connect(
-            link,
-            Role::Host,
-            &self.ladder,
-            &trust,
-            self.options,
-            self.handler,
-            Some(Arc::clone(&process)),
-        )?;
-        Ok(Worker { channel, process })
+        let core = greet(link, Role::Host, &self.ladder, &trust, self.options, Some(process))?;
+        Ok(Unproven::new(core, self.handler))
     }
 }

@@ -45,7 +45,19 @@ reasons! {
     /// The platform has no such mechanism.
     Platform = "platform", "this platform has no such mechanism", None;
     /// The rung failed earlier and was taken out of use for this peer and direction.
-    Demoted = "demoted", "the rung failed earlier and was demoted", Some("reconnect once the cause is mended");
+    Demoted = "demoted", "the rung failed earlier and was demoted", Some("mend the cause, then prove it again (Peer::reprove), or reconnect");
+    /// No canary has crossed on it yet.
+    Unproven = "unproven", "not proven for this pair of processes yet", None;
+    /// Other contents came than were sent.
+    Corrupt = "corrupt", "other contents came than were sent", Some("report the driver, the kernel and both library versions; the rung is not used meanwhile");
+    /// A leaf rode another rung than the one that its sender named.
+    WrongRung = "wrong-rung", "it rode another rung than its sender named", None;
+    /// Views of one storage came as views of several.
+    Unshared = "unshared", "views of one storage came apart", None;
+    /// Nothing that could carry what a form writes is open or in order.
+    NoCarrier = "no-carrier", "no rung is in order that could carry it", None;
+    /// The peer does not see the device.
+    DeviceUnknown = "device-unknown", "the other process does not see this device", Some("make the device visible to both processes (CUDA_VISIBLE_DEVICES)");
     /// The rung was tried for this very leaf and the peer could not take it.
     PeerFault = "peer-fault", "the peer could not take it", None;
 

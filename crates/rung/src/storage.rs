@@ -149,6 +149,13 @@ impl Storage {
         self
     }
 
+    /// The guard as a concrete type, if it is one.
+    #[must_use]
+    pub fn guard_as<G: Any>(&self) -> Option<&G> {
+        let any: &dyn Any = &**self.guard.as_ref()?;
+        any.downcast_ref()
+    }
+
     /// Something to drop once the memory is gone: how a receiver's receipt is sent.
     #[must_use]
     pub fn with_guard(mut self, guard: impl Any + Send + Sync) -> Self {
@@ -220,18 +227,22 @@ impl Storage {
         self.memory.bytes()
     }
 
-    /// A range of the bytes: lent where they may be, else copied out.
+    /// A range of the bytes: lent where they may be, else copied out, from a device too where its memory
+    /// can be ([`Memory::read_at`]).
     ///
     /// # Errors
     ///
-    /// [`Reason::OutOfBounds`], or a refusal where the CPU cannot read the memory.
+    /// [`Reason::OutOfBounds`], or a refusal where the memory cannot be read.
     pub fn read(&self, range: Range<usize>) -> Result<Cow<'_, [u8]>, Refusal> {
         match self.memory.bytes() {
             Ok(bytes) => {
                 let lent = bytes.get(range).ok_or(Reason::OutOfBounds)?;
                 Ok(Cow::Borrowed(lent))
             }
-            Err(refusal) if refusal.reason() == Reason::PeerNotTrusted => {
+            // What cannot be lent may still be copied out: also from a device, where its rung can.
+            Err(refusal)
+                if matches!(refusal.reason(), Reason::PeerNotTrusted | Reason::DeviceMemory) =>
+            {
                 if range.end > self.len() || range.start > range.end {
                     return Err(Reason::OutOfBounds.into());
                 }

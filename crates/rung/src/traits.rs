@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::array::Array;
+use crate::device::Device;
 use crate::limits;
 use crate::parcel::{LeaseId, Meta, Offer, Parcel, Receipt, RungId};
 use crate::pickle::OpaquePickle;
@@ -32,6 +33,12 @@ pub trait Rung: fmt::Debug + Send + Sync {
     ///
     /// A refusal where this process or platform has no such mechanism.
     fn probe(&self) -> Result<Offer, Refusal>;
+
+    /// What it knows of this process and a person who looks for a reason wants to see beside the other's: a
+    /// driver's version, an allocator. Nothing, unless said otherwise.
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
 
     /// Opens it between the two processes that made these offers; pure in both, and symmetric: the
     /// other side, with the offers exchanged, comes to the same answer.
@@ -93,6 +100,25 @@ pub trait Carrier: Send + Sync {
     /// A fault, which is told to the sender, who sends again on a lower rung.
     fn import(&self, parcel: Parcel) -> Result<Storage, Fault>;
 
+    /// The devices whose memory this session moves, and how it reaches each: the host's, unless said
+    /// otherwise. It follows from both offers; whether it is so is for a canary to show, on each.
+    fn devices(&self) -> Vec<(Device, Reach)> {
+        vec![(Device::Host, Reach::Ready)]
+    }
+
+    /// Memory of a device with these bytes in it, of the kind that this carrier moves best: what its canary
+    /// is made of. Private host memory, unless said otherwise.
+    ///
+    /// # Errors
+    ///
+    /// A refusal where there can be no such memory; the rung is not proven then, and not used.
+    fn specimen(&self, device: Device, bytes: Vec<u8>) -> Result<Storage, Refusal> {
+        match device {
+            Device::Host => Ok(Storage::from_bytes(bytes)),
+            device => Err(Refusal::new(Reason::DeviceMemory, device.to_string())),
+        }
+    }
+
     /// What was exported under this lease has been sent: whatever is sent from now on comes after it.
     ///
     /// A transport that keeps its order tells this, so that what went once (a descriptor) need not go
@@ -138,6 +164,19 @@ pub trait Carrier: Send + Sync {
     ///
     /// It may be called from destructors, so it must neither block nor panic.
     fn wake_with(&self, _wake: Arc<dyn Fn() + Send + Sync>) {}
+}
+
+/// How a session reaches a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reach {
+    /// It can be proven at once.
+    Ready,
+    /// Using the device would set something up (a context) that a session without leaves on it should not
+    /// pay for: it is proven before the first leaf.
+    Idle,
+    /// Not at all: a definite mismatch of both offers.
+    Not(Refusal),
 }
 
 /// A part of a value that a form may take whole.
@@ -232,6 +271,14 @@ pub trait Form: Send + Sync {
     ///
     /// A refusal: the leaf is left for the next form.
     fn lower(&self, leaf: Leaf<'_>) -> Result<Lowered, Refusal>;
+
+    /// Values that this form takes whole, one of each kind, with contents that `random` fills: what its
+    /// canary is made of. They must not be equal twice but by luck.
+    ///
+    /// # Errors
+    ///
+    /// A refusal where there can be none; the rung is not proven then, and not used.
+    fn specimens(&self, random: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Value>, Refusal>;
 
     /// Puts a leaf together again.
     ///

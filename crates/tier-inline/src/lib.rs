@@ -93,6 +93,33 @@ impl Form for InlineForm {
         Ok(Lowered { meta, views: Vec::new() })
     }
 
+    /// Every kind of plain value, by their limits and by chance.
+    fn specimens(&self, random: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Value>, Refusal> {
+        let mut bits = [0; 8];
+        random(&mut bits);
+        let integer = i64::from_le_bytes(bits);
+        random(&mut bits);
+        let double = f64::from_bits(u64::from_le_bytes(bits));
+        let mut bytes = vec![0; 200];
+        random(&mut bytes);
+        let text = bytes.iter().map(|byte| char::from(*byte));
+        let text: String = text.chain("\u{0}\"\\ naïve 火箭 \u{1f680}".chars()).collect();
+        let floats = [double, -0.0, f64::INFINITY, f64::MAX, 5e-324];
+        let entries = [
+            ("null", Value::Null),
+            ("bools", Value::list([true, false])),
+            ("integers", Value::list([integer, i64::MIN, i64::MAX])),
+            ("large", Value::tuple([i128::from(integer).wrapping_shl(60), i128::MIN])),
+            ("floats", Value::list(floats)),
+            ("nan", Value::from(f64::from_bits(0x7ff8_0000_0000_0001 | u64::from(bits[0]) << 8))),
+            ("text", Value::from(text)),
+            ("bytes", Value::bytes(bytes)),
+            ("set", Value::set([integer, integer.wrapping_add(1)])),
+            ("$t", Value::map([(Value::from(integer), Value::tuple::<Value>([]))])),
+        ];
+        Ok(vec![Value::map(entries)])
+    }
+
     fn raise(&self, lowered: Lowered, _room: &mut Room) -> Result<Value, Fault> {
         codec::decode(lowered.meta.as_json(), &mut codec::Plain)
     }

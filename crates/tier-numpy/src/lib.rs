@@ -89,6 +89,34 @@ impl Form for NumpyForm {
         Ok(Lowered { meta: Meta::write(&TYPE_IN_A_VIEW)?, views: vec![cells, text] })
     }
 
+    /// Types that no tensor has: byte order, times, strings, records; in views that are turned and cut; and a
+    /// type so long that it is a view of its own.
+    fn specimens(&self, random: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Value>, Refusal> {
+        let record = r#"[["id","<u2"],["when",">M8[us]"],["at",">f4",[2,3]],["name","|S5"]]"#;
+        let long: Vec<String> = (0..30).map(|n| format!(r#"["field{n}",">i2"]"#)).collect();
+        let long = format!("[{}]", long.join(","));
+        let types: [(&str, &[usize]); 5] = [
+            (r#"">f8""#, &[4, 5]),
+            (r#""<m8[25s]""#, &[7]),
+            (record, &[3, 2]),
+            (&long, &[2]),
+            (r#"">i4""#, &[0, 3]),
+        ];
+        let mut arrays = Vec::new();
+        for (descr, shape) in types {
+            let descr: rung::Descr = Meta::from_json(descr.to_owned())?.read()?;
+            let count: usize = shape.iter().product();
+            let mut bytes = vec![0; count * descr.size()];
+            random(&mut bytes);
+            let array = Array::from_bytes(bytes, descr, shape)?;
+            if shape.len() == 2 {
+                arrays.push(array.permute(&[1, 0])?.into());
+            }
+            arrays.push(array.into());
+        }
+        Ok(arrays)
+    }
+
     fn raise(&self, lowered: Lowered, room: &mut Room) -> Result<Value, Fault> {
         let Lowered { meta, mut views } = lowered;
         let meta = if meta.read::<u32>().ok() == Some(TYPE_IN_A_VIEW) {

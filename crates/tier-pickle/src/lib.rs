@@ -45,7 +45,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rung::{
     Fault, Form, Leaf, Lowered, Meta, Offer, OpaquePickle, Reason, Refusal, Room, Rung, RungId,
-    Session, Storage, Tensor, Trust, Value,
+    Session, Storage, Tensor, Trust, Value, limits,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -156,6 +156,32 @@ impl Form for PickleForm {
             }
             _ => Err(Reason::OtherKind.into()),
         }
+    }
+
+    /// More plain data than stays in the JSON, and a pickle that nobody opens.
+    fn specimens(&self, random: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Value>, Refusal> {
+        let mut bits = [0; 16];
+        random(&mut bits);
+        let integer = i128::from_le_bytes(bits);
+        let double = f64::from_bits(integer as u64);
+        let mut items = vec![
+            Value::from(integer),
+            Value::from(integer as i64),
+            Value::tuple([Value::from(double), Value::from(-0.0), Value::Null]),
+            Value::map([(Value::from(true), Value::set([1, 2])), (Value::from("é"), 3.into())]),
+        ];
+        // Texts as long as stay in the JSON alone, and together too much for it.
+        while items.len() * limits::INLINE_TEXT < 2 * limits::INLINE_SUBTREE {
+            let mut bytes = vec![0; limits::INLINE_TEXT / 2];
+            random(&mut bytes);
+            items.push(Value::from(bytes.iter().map(|byte| char::from(*byte)).collect::<String>()));
+            items.push(Value::bytes(bytes));
+        }
+        let mut shut = vec![0; 1000];
+        random(&mut shut);
+        let buffer = Tensor::all_bytes(Arc::new(Storage::from_bytes(shut.clone())));
+        let shut = OpaquePickle::new(shut).with_buffers(vec![buffer])?;
+        Ok(vec![Value::List(items), shut.into()])
     }
 
     fn raise(&self, lowered: Lowered, room: &mut Room) -> Result<Value, Fault> {

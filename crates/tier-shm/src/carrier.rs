@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use rung::{
-    Carrier, Fault, Handle, LeaseId, Meta, Packed, Parcel, Provenance, Reason, Receipt, Refusal,
-    RungId, Storage, Trust,
+    Carrier, Device, Fault, Handle, LeaseId, Meta, Packed, Parcel, Provenance, Reason, Receipt,
+    Refusal, RungId, Storage, Trust,
 };
 use segment::{Draft, PeerTrust, Received, Sealed};
 use serde::{Deserialize, Serialize};
@@ -185,6 +185,16 @@ impl Carrier for ShmCarrier {
         let (meta, bytes) = (Meta::write(&())?, len as u64);
         let parcel = Parcel { rung: RungId::SHM, lease, bytes, copies: 1, meta, handles };
         Ok(Packed { parcel, owner: Box::new(block) })
+    }
+
+    /// Born shared: what is private takes the same way after one copy.
+    fn specimen(&self, device: Device, bytes: Vec<u8>) -> Result<Storage, Refusal> {
+        if !device.is_host() {
+            return Err(Refusal::new(Reason::DeviceMemory, device.to_string()));
+        }
+        Ok(Storage::new(LentMemory(
+            Draft::build(bytes.len(), |filling| filling.write(&bytes))?.share()?,
+        )))
     }
 
     fn import(&self, parcel: Parcel) -> Result<Storage, Fault> {

@@ -9,10 +9,9 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use ladder::{
-    Bounds, CallError, CallErrorKind, Channel, Command, DType, Failure, Methods, Output, Peer,
-    Tensor, TensorMut, Value, Worker,
+    Bounds, CallError, CallErrorKind, Channel, Command, DType, Failure, Ladder, Methods, Output,
+    Peer, Tensor, TensorMut, Value, Worker,
 };
-use link::Link;
 use testkit::census::Census;
 use testkit::{run_serially, trial};
 
@@ -108,13 +107,11 @@ fn act(role: &str) -> ExitCode {
         }
         // Accepts one call, closes its socket, and lives on.
         "leaves" => {
-            let socket = io::stdin().as_fd().try_clone_to_owned().unwrap();
-            let link = Link::over(socket);
-            let hello = r#"{"v":2,"k":"hello","role":"worker","speaks":[2,2],"lib":"0","offers":[{"r":"shm","m":2},{"r":"inline","m":1}]}"#;
-            let _ = link.send(hello, &[], None);
-            let _ = link.receive(None);
-            let _call = link.receive(None);
-            let _ = link.send(r#"{"v":2,"k":"more","acc":[["call",1,1]]}"#, &[], None);
+            let unproven = Channel::greet_from_env(&Ladder::standard(), None).unwrap().unwrap();
+            let by_hand = unproven.prove_by_hand().unwrap();
+            let link = by_hand.link();
+            while !link.receive(None).unwrap().json.contains("\"hold\"") {}
+            let _ = link.send(r#"{"v":3,"k":"more","acc":[["call",1,1]]}"#, &[], None);
             link.close();
             loop {
                 std::thread::sleep(LONG);

@@ -3,18 +3,15 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ladder::{
     CallErrorKind, CallOptions, Channel, Command, Ladder, Methods, Output, RungId, Tensor, Value,
     Worker,
 };
-use rung::{
-    Carrier, Fault, LeaseId, Meta, Offer, Packed, Parcel, Reason, Receipt, Refusal, Rung, Session,
-    Storage, Trust,
-};
+use rung::{Reason, Refusal, Rung};
 use testkit::census::Census;
+use testkit::faulty::{Faulty, Kind, On, Trigger};
 use testkit::{hostile, run_serially, trial};
 
 type Outcome = Result<(), String>;
@@ -30,78 +27,48 @@ fn check(holds: bool, what: impl std::fmt::Debug) -> Outcome {
     if holds { Ok(()) } else { Err(format!("{what:?}")) }
 }
 
-/// A carrier that exports well, and whose parcels cannot be imported.
-#[derive(Debug)]
-struct Brittle;
-
-impl Rung for Brittle {
-    fn id(&self) -> RungId {
-        BRITTLE
-    }
-
-    fn probe(&self) -> Result<Offer, Refusal> {
-        Ok(Offer { rung: BRITTLE, meta: Meta::write(&1).unwrap(), handles: Vec::new() })
-    }
-
-    fn open(&self, _: &Offer, _: &Offer, _: Trust) -> Result<Session, Refusal> {
-        Ok(Session::Carrier(Box::new(BrittleCarrier(AtomicU64::new(1)))))
-    }
-}
-
-#[derive(Debug)]
-struct BrittleCarrier(AtomicU64);
-
-impl Carrier for BrittleCarrier {
-    fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
-        let lease = LeaseId(self.0.fetch_add(1, Ordering::Relaxed));
-        let parcel = Parcel {
-            rung: BRITTLE,
-            lease,
-            bytes: storage.len() as u64,
-            copies: 0,
-            meta: Meta::write(&()).unwrap(),
-            handles: Vec::new(),
-        };
-        Ok(Packed { parcel, owner: Box::new(Arc::clone(storage)) })
-    }
-
-    fn import(&self, _: Parcel) -> Result<Storage, Fault> {
-        Err(Fault::new(Reason::System, "it broke"))
-    }
-
-    fn receipt(&self, lease: LeaseId) -> Receipt {
-        Receipt { rung: BRITTLE, lease, meta: None, handles: Vec::new() }
-    }
-
-    fn released(&self, _: Receipt) {}
-
-    fn peer_gone(&self) {}
+/// A carrier that is in order, until what comes on it cannot be imported here any more.
+fn brittle() -> (Faulty, Trigger) {
+    let (inner, trigger) = (Arc::new(tier_shm::Shm), Trigger::never());
+    let faulty =
+        Faulty { inner, id: BRITTLE, kind: Kind::Fail, on: On::Import, trigger: trigger.clone() };
+    (faulty, trigger)
 }
 
 /// Rungs with the brittle one on top, and with or without anything below it.
-fn ladder(with_shm: bool) -> Ladder {
-    let mut rungs: Vec<Arc<dyn Rung>> = vec![Arc::new(Brittle)];
+fn ladder(with_shm: bool) -> (Ladder, Trigger) {
+    let (faulty, trigger) = brittle();
+    let mut rungs: Vec<Arc<dyn Rung>> = vec![Arc::new(faulty)];
     if with_shm {
         rungs.push(Arc::new(tier_shm::Shm));
     }
     rungs.push(Arc::new(tier_inline::Inline));
-    Ladder::of(rungs)
+    (Ladder::of(rungs), trigger)
 }
 
 fn act(role: &str) -> ExitCode {
     if hostile::KINDS.iter().any(|(kind, ..)| *kind == role) || hostile::SILENT.contains(&role) {
-        hostile::act(role);
+        hostile::act(role, || {
+            let unproven = Channel::greet_from_env(&Ladder::standard(), None);
+            let by_hand = unproven.unwrap().unwrap().prove_by_hand().unwrap();
+            // Its end is the process's.
+            std::mem::forget(by_hand);
+        });
     }
-    let ladder = match role {
+    let (ladder, trigger) = match role {
         "brittle" => ladder(true),
         "only-brittle" => ladder(false),
-        _ => Ladder::standard(),
+        _ => (Ladder::standard(), Trigger::never()),
     };
     let Ok(Some(channel)) = Channel::from_env_with(&ladder, None) else {
         return ExitCode::from(90);
     };
     let methods = Methods::new()
         .on("echo", Ok)
+        .on("break", move |_| {
+            trigger.set(1);
+            Ok(Value::Null)
+        })
         .on("make", |_| Ok(Value::from(Tensor::from_vec(vec![7u8; 10_000], &[100, 100])?)));
     match channel.serve(methods) {
         Ok(()) => ExitCode::SUCCESS,
@@ -159,7 +126,9 @@ fn is_silent(kind: &str) -> Outcome {
 }
 
 fn a_rung_that_breaks_on_the_way_there_is_demoted() -> Outcome {
-    let worker = Worker::builder().ladder(ladder(true)).spawn(role("brittle")).map_err(text)?;
+    let (ladder, _) = ladder(true);
+    let worker = Worker::builder().ladder(ladder).spawn(role("brittle")).map_err(text)?;
+    worker.call("break", Value::Null).map_err(text)?;
     let value = Value::list([tensor(), tensor()]);
     let reply = worker.call("echo", value.clone()).map_err(text)?;
     check(*reply.value() == value, "another value")?;
@@ -168,6 +137,8 @@ fn a_rung_that_breaks_on_the_way_there_is_demoted() -> Outcome {
     let declined: Vec<_> =
         leg.declined.iter().map(|(id, refusal)| (id, refusal.reason())).collect();
     check(declined == [(&BRITTLE, Reason::Demoted)], &declined)?;
+    let story = leg.declined[0].1.to_string();
+    check(story.ends_with("demoted: system: a system call failed"), story)?;
     let report = worker.rungs();
     check(
         matches!(&report[0], (id, Err(refusal)) if *id == BRITTLE && refusal.reason() == Reason::Demoted),
@@ -181,16 +152,22 @@ fn a_rung_that_breaks_on_the_way_there_is_demoted() -> Outcome {
 
 /// The answer was computed; that a rung fails on the way back must not lose it.
 fn a_rung_that_breaks_on_the_way_back_loses_no_answer() -> Outcome {
-    let worker = Worker::builder().ladder(ladder(true)).spawn(role("brittle")).map_err(text)?;
+    let (ladder, trigger) = ladder(true);
+    let worker = Worker::builder().ladder(ladder).spawn(role("brittle")).map_err(text)?;
+    trigger.set(1);
     let reply = worker.call("make", Value::Null).map_err(text)?;
     let expected = Tensor::from_vec(vec![7u8; 10_000], &[100, 100]).unwrap();
     check(*reply.value() == Value::from(expected), "another answer")?;
-    check(reply.received().legs[0].rung == RungId::SHM, reply.received())
+    let leg = &reply.received().legs[0];
+    check(leg.rung == RungId::SHM, leg)?;
+    check(leg.declined[..] == [(BRITTLE, Refusal::new(Reason::System, "it broke"))], leg)
 }
 
 fn the_last_rung_gives_the_value_back() -> Outcome {
-    let worker =
-        Worker::builder().ladder(ladder(false)).spawn(role("only-brittle")).map_err(text)?;
+    let (ladder, trigger) = ladder(false);
+    let worker = Worker::builder().ladder(ladder).spawn(role("only-brittle")).map_err(text)?;
+    worker.call("break", Value::Null).map_err(text)?;
+    trigger.set(1);
     let value = Value::from(tensor());
     let error = worker.call("echo", value.clone()).unwrap_err();
     check(

@@ -3,8 +3,6 @@
 
 use std::collections::HashMap;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use ladder::{
     Array, CallErrorKind, CallOptions, Channel, Command, DType, Methods, Object, OpaquePickle,
@@ -12,6 +10,7 @@ use ladder::{
 };
 use rung::{Reason, Refusal};
 use serde::{Deserialize, Serialize};
+use testkit::warnings::Warnings;
 use testkit::{run_serially, sha256, trial};
 
 type Outcome = Result<(), String>;
@@ -444,54 +443,19 @@ fn stats_count_what_was_moved() -> Outcome {
     check((declined.reason, declined.leaves) == (Reason::OtherKind, 3), declined)
 }
 
-/// Counts warnings, and keeps the last one's words.
-#[derive(Clone, Default)]
-struct Warnings(Arc<AtomicUsize>, Arc<Mutex<String>>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Words(String);
-        impl tracing::field::Visit for Words {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{field}={value:?} ");
-            }
-        }
-        let mut words = Words(String::new());
-        event.record(&mut words);
-        self.0.fetch_add(1, Ordering::Relaxed);
-        *self.1.lock().unwrap() = words.0;
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 fn a_large_leaf_on_a_low_rung_is_worth_a_warning() -> Outcome {
     let worker = worker()?;
     let warnings = Warnings::default();
     let list = Value::list((0..50_000).map(f64::from));
     tracing::subscriber::with_default(warnings.clone(), || -> Outcome {
         echo(&worker, &list)?;
-        check(warnings.0.load(Ordering::Relaxed) == 0, "warned of less than a megabyte")?;
+        check(warnings.all().is_empty(), "warned of less than a megabyte")?;
         worker.warn_over(100_000);
         echo(&worker, &Value::map([("weights", list)]))?;
-        let words = warnings.1.lock().unwrap().clone();
-        check(warnings.0.load(Ordering::Relaxed) == 1, &words)?;
+        let all = warnings.all();
+        let [words] = &all[..] else { return Err(format!("{all:?}")) };
         for part in ["path=\"$\"", "rung=pickle", "send it as a tensor"] {
-            check(words.contains(part), (part, &words))?;
+            check(words.contains(part), (part, words))?;
         }
         Ok(())
     })

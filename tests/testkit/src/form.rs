@@ -172,6 +172,35 @@ fn garbage(suite: &Suite) -> Outcome {
     }
 }
 
+/// What a form says it takes it takes, in other words each time.
+fn specimens(suite: &Suite) -> Outcome {
+    let rung = (suite.rung)();
+    let offer = rung.probe().map_err(|refusal| refusal.to_string())?;
+    let Ok(Session::Form(form)) = rung.open(&offer, &offer, Trust::none()) else {
+        return Err("not a form".into());
+    };
+    let mut next = 1u8;
+    let mut count_up = |bytes: &mut [u8]| {
+        for byte in bytes {
+            next = next.wrapping_mul(5).wrapping_add(3);
+            *byte = next;
+        }
+    };
+    let mut twice = Vec::new();
+    for _ in 0..2 {
+        let specimens = form.specimens(&mut count_up).map_err(|refusal| refusal.to_string())?;
+        for value in &specimens {
+            let lowered = lower(&*form, value)?;
+            let back = raise(&*form, &lowered)?;
+            if back != *value {
+                return Err(format!("{back:?} came back"));
+            }
+        }
+        twice.push(specimens);
+    }
+    if twice[0].is_empty() || twice[0] == twice[1] { Err("the same again".into()) } else { Ok(()) }
+}
+
 /// Runs the suite; the `main` of a test binary with `harness = false`.
 #[must_use]
 pub fn main(suite: &'static Suite, more: Vec<Trial>) -> ExitCode {
@@ -187,5 +216,6 @@ pub fn main(suite: &'static Suite, more: Vec<Trial>) -> ExitCode {
         trials.push(trial(format!("from_peer::{case}"), move || exchange(*suite, case, true)));
     }
     trials.push(trial("what_is_not_its_own_is_refused", || garbage(suite)));
+    trials.push(trial("its_specimens_come_back_and_are_others_each_time", || specimens(suite)));
     run(trials)
 }

@@ -21,7 +21,7 @@ pub const KINDS: &[(&str, &str, bool)] = &[
     ("no-json", "malformed metadata", false),
     ("no-hello", "its first message is no hello", false),
     ("echoes-hello", "the peer has our own role", false),
-    ("other-version", "protocol versions [7, 9] there and [2, 2] here", false),
+    ("other-version", "protocol versions [7, 9] there and [3, 3] here", false),
     ("frame-without-its-descriptor", "wrong number of handles: 1 declared, 0 came", true),
     (
         "descriptor-no-frame-declares",
@@ -73,7 +73,7 @@ pub const KINDS: &[(&str, &str, bool)] = &[
 /// Kinds that never answer: the host's deadline is what ends them.
 pub const SILENT: &[&str] = &["hangs-at-once", "hangs-in-the-call", "chatters-in-the-call"];
 
-const HELLO: &str = r#"{"v":2,"k":"hello","role":"worker","speaks":[2,2],"lib":"0.0.0","offers":[{"r":"shm","m":2},{"r":"numpy","m":1},{"r":"pickle","m":1},{"r":"inline","m":1}]}"#;
+const HELLO: &str = r#"{"v":3,"k":"hello","role":"worker","speaks":[3,3],"facts":{},"offers":[{"r":"shm","m":2},{"r":"numpy","m":1},{"r":"pickle","m":1},{"r":"inline","m":1}]}"#;
 
 struct Wire(UnixStream);
 
@@ -132,7 +132,7 @@ fn sealed(len: u64, fill: usize) -> OwnedFd {
 /// An answer to call 1 with one parcel of 4096 bytes.
 fn answer(attempt: u32, rung: &str, handles: u8, value: &str) -> String {
     format!(
-        r#"{{"v":2,"k":"ret","id":1,"n":{attempt},"p":[{{"r":"{rung}","l":1,"n":4096,"h":{handles},"m":null}}],"a":{value}}}"#
+        r#"{{"v":3,"k":"ret","id":1,"n":{attempt},"p":[{{"r":"{rung}","l":1,"n":4096,"h":{handles},"m":null}}],"a":{value}}}"#
     )
 }
 
@@ -149,19 +149,19 @@ fn sleep_for_ever() -> ! {
     }
 }
 
-/// Misbehaves, and exits.
-pub fn act(kind: &str) -> ! {
+/// Misbehaves, and exits. Where it is to misbehave once it is let in, `prove` does what a worker has to for
+/// that, and leaves the socket to the rest.
+pub fn act(kind: &str, prove: impl FnOnce()) -> ! {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().expect("a standard input");
     let mut wire = Wire(UnixStream::from(socket));
     handshake(kind, &mut wire);
-    let _ = wire.hear();
-    wire.frame(HELLO, &[]);
+    prove();
     // The call.
     let _ = wire.hear();
     if kind == "refuses-everything" {
         for attempt in 1.. {
             let json = format!(
-                r#"{{"v":2,"k":"nack","of":"call","id":1,"n":{attempt},"s":0,"why":"whim","text":"I do not like it"}}"#
+                r#"{{"v":3,"k":"nack","of":"call","id":1,"n":{attempt},"s":0,"why":"whim","text":"I do not like it"}}"#
             );
             wire.frame(&json, &[]);
             if wire.hear().is_none() {
@@ -169,18 +169,18 @@ pub fn act(kind: &str) -> ! {
             }
         }
     }
-    let accept = r#"{"v":2,"k":"more","acc":[["call",1,1]]}"#;
+    let accept = r#"{"v":3,"k":"more","acc":[["call",1,1]]}"#;
     wire.frame(accept, &[]);
     match kind {
         "hangs-in-the-call" => sleep_for_ever(),
         "dies-in-the-call" => std::process::abort(),
         "chatters-in-the-call" => loop {
-            wire.frame(r#"{"v":2,"k":"more","rel":[]}"#, &[]);
+            wire.frame(r#"{"v":3,"k":"more","rel":[]}"#, &[]);
         },
         // Never reads, so whatever is said to it waits.
         "floods-with-calls" => {
             for id in 1..1_000_000 {
-                let json = format!(r#"{{"v":2,"k":"call","id":{id},"n":1,"m":"x","p":[],"a":1}}"#);
+                let json = format!(r#"{{"v":3,"k":"call","id":{id},"n":1,"m":"x","p":[],"a":1}}"#);
                 wire.frame(&json, &[]);
             }
         }
@@ -191,7 +191,7 @@ pub fn act(kind: &str) -> ! {
         }
         "too-few-descriptors" => wire.frame(&answer(1, "shm", 1, TENSOR), &[]),
         "too-many-descriptors" => {
-            let json = r#"{"v":2,"k":"ret","id":1,"n":1,"p":[],"a":1}"#;
+            let json = r#"{"v":3,"k":"ret","id":1,"n":1,"p":[],"a":1}"#;
             wire.frame(json, &[sealed(4096, 4096)]);
         }
         _ => answers(kind, &mut wire),
@@ -215,14 +215,14 @@ fn handshake(kind: &str, wire: &mut Wire) {
         "over-long" => wire.raw(&[0xff; 64]),
         "cut-frame" => wire.raw(b"\0\0\0\x64\0\0{\"half\":1,"),
         "no-json" => wire.frame("{]", &[]),
-        "no-hello" => wire.frame(r#"{"v":2,"k":"more","rel":[]}"#, &[]),
+        "no-hello" => wire.frame(r#"{"v":3,"k":"more","rel":[]}"#, &[]),
         "echoes-hello" => {
             if let Some(hello) = wire.hear() {
                 wire.frame(&hello, &[]);
             }
         }
         "other-version" => {
-            wire.frame(&HELLO.replace("\"v\":2", "\"v\":9").replace("[2,2]", "[7,9]"), &[]);
+            wire.frame(&HELLO.replace("\"v\":3", "\"v\":9").replace("[3,3]", "[7,9]"), &[]);
         }
         _ => return,
     }
@@ -306,7 +306,7 @@ fn answers(kind: &str, wire: &mut Wire) {
                 (answer(1, "shm", 1, &format!("[{tag}{}]", format!(",{tag}").repeat(50))), good())
             }
             "one-block-named-many-times" => {
-                let json = r#"{"v":2,"k":"ret","id":1,"n":1,"p":[{"r":"shm","l":1,"n":4096,"h":1,"m":{"b":1}},{"r":"shm","l":2,"n":4096,"m":{"b":1}}],"a":[{"$S":{"s":0,"n":4096}},{"$S":{"s":1,"n":4096}}]}"#;
+                let json = r#"{"v":3,"k":"ret","id":1,"n":1,"p":[{"r":"shm","l":1,"n":4096,"h":1,"m":{"b":1}},{"r":"shm","l":2,"n":4096,"m":{"b":1}}],"a":[{"$S":{"s":0,"n":4096}},{"$S":{"s":1,"n":4096}}]}"#;
                 (json.to_owned(), good())
             }
             "unknown-tag" => (answer(1, "shm", 1, r#"{"$Q":1}"#), good()),

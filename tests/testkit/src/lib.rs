@@ -3,8 +3,10 @@
 //! - [`peer`]: the other process of a test is the test binary itself, started again.
 //! - [`carrier`], [`form`]: one conformance suite for each kind of rung, in three lines a rung.
 //! - [`hostile`]: workers that misbehave.
+//! - [`faulty`]: rungs that go wrong; [`device`]: memory of devices that there are none of.
 //! - [`census`]: descriptors, processes and segments before and after.
 //! - [`values`]: arbitrary values for property tests.
+//! - [`warnings`]: what a library warned of.
 //! - [`watchdog`]: a hung test is aborted, under plain `cargo test` too.
 //!
 //! Suites that need a second process are binaries with `harness = false`: their `main` first asks
@@ -12,11 +14,14 @@
 
 pub mod carrier;
 pub mod census;
+pub mod device;
+pub mod faulty;
 pub mod form;
 pub mod hostile;
 pub mod peer;
 pub mod trial;
 pub mod values;
+pub mod warnings;
 pub mod watchdog;
 
 pub use trial::{run, run_serially, trial};

@@ -1,0 +1,206 @@
+//! The calls that a channel makes by itself: canaries and what they showed.
+//!
+//! They are calls like any other, so that they take the path that users' calls take. Their names begin with
+//! `$`, which no user's does.
+//!
+//! | method | argument | answer |
+//! |---|---|---|
+//! | `$canary` | `r`: the rung, `v`: a map of leaves, `q`: whether the value need not come back | `d`: the digest of `v`, `l`: a list of each leaf's name and what it rode, `v`: `v`, or `w`: the code of why it does not come |
+//! | `$make` | `r`: the rung, `d`: the device | `d`: the digest of `v`, `v`: a map of leaves in memory of the peer's, to be forwarded |
+//! | `$findings` | a list of `[rung, device, code or null, text, code or null, text]`: what this side's canaries showed of the way there, and of the way back | null |
+//! | `$reprove` | null | null, when the peer has proven its rungs anew, and told |
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use canary::{Answer, Contents, Finding, Verdict, battery, digest};
+use rung::{Device, Map, Reason, Refusal, RungId, Value};
+
+use crate::core::Core;
+use crate::handler::Failure;
+use crate::transfer::refusal_of;
+use crate::unpack::Read;
+
+pub(crate) const CANARY: &str = "$canary";
+pub(crate) const MAKE: &str = "$make";
+pub(crate) const FINDINGS: &str = "$findings";
+pub(crate) const REPROVE: &str = "$reprove";
+
+/// Whether a method is the channel's own.
+pub(crate) fn is_own(method: &str) -> bool {
+    method.starts_with('$')
+}
+
+/// The page that canaries are cut by where a peer says nothing of its own.
+const PAGE: usize = 4096;
+
+/// Of what a peer says was found, this much is kept.
+const TEXT: usize = 300;
+
+fn wanted(what: &str) -> Failure {
+    Failure::new("malformed", format!("{what} is wanted"))
+}
+
+fn text<'v>(value: &'v Value, key: &str) -> Result<&'v str, Failure> {
+    value.get(key).and_then(Value::as_str).ok_or_else(|| wanted(key))
+}
+
+/// An answer, and the rung that it goes back on.
+type Answered = Result<(Value, RungId), Failure>;
+
+impl Core {
+    /// The larger of both sides' pages.
+    pub(crate) fn page(&self) -> usize {
+        let pages = self.facts.iter().filter_map(|facts| facts.get("page")?.parse().ok());
+        pages.max().unwrap_or(PAGE).clamp(2048, 1 << 20)
+    }
+
+    /// Answers a call that is not a user's.
+    pub(crate) fn answer_own(
+        self: &Arc<Self>,
+        method: &str,
+        read: Read,
+        deadline: Option<Instant>,
+    ) -> Answered {
+        match method {
+            CANARY => self.answer_canary(read),
+            MAKE => self.make(read.value),
+            FINDINGS => {
+                self.hear(&read.value)?;
+                Ok((Value::Null, RungId::INLINE))
+            }
+            REPROVE => {
+                let deadline = deadline.or_else(|| Instant::now().checked_add(self.patience));
+                self.reprove_sending(deadline)?;
+                Ok((Value::Null, RungId::INLINE))
+            }
+            other => Err(Failure::unknown_method(other)),
+        }
+    }
+
+    fn known(&self, name: &str) -> Result<RungId, Failure> {
+        let known = self.sessions.proofs().into_iter().map(|report| report.rung);
+        let mut known = known.filter(|rung| rung.as_str() == name);
+        known.next().ok_or_else(|| Failure::new("unknown-rung", format!("no rung {name:?} here")))
+    }
+
+    fn answer_canary(&self, read: Read) -> Answered {
+        let route = read.route();
+        let argument = read.value;
+        let rung = self.known(text(&argument, "r")?)?;
+        let quiet = argument.get("q").and_then(Value::as_bool).unwrap_or(false);
+        let Value::Map(argument) = argument else { return Err(wanted("a map")) };
+        let value = argument.into_iter().find(|(key, _)| key.as_str() == Some("v"));
+        let (_, value) = value.ok_or_else(|| wanted("v"))?;
+        let digest = digest::answer(&value)?;
+        // What has no leg of its own is a part of what stayed in the JSON.
+        let leaves = value.as_map().map(Map::iter).into_iter().flatten().map(|(key, _)| {
+            let name = key.as_str().unwrap_or_default();
+            let leg = route.at(&format!("$.v.{name}"));
+            let rode = leg.map_or(RungId::INLINE, |leg| leg.rung.clone());
+            Value::list([name, rode.as_str()])
+        });
+        let mut answer = vec![("d", Value::from(digest.to_string())), ("l", Value::list(leaves))];
+        if self.sessions.lacks_a_carrier(&rung) {
+            answer.push(("w", Value::from(Reason::NoCarrier.code())));
+        } else if !quiet {
+            answer.push(("v", value));
+        }
+        Ok((Value::map(answer), rung))
+    }
+
+    /// Makes a canary for the peer to forward.
+    fn make(&self, argument: Value) -> Answered {
+        let rung = self.known(text(&argument, "r")?)?;
+        let device: Device = text(&argument, "d")?.parse()?;
+        let carrier = self.sessions.carrier(&rung).ok_or_else(|| wanted("a carrier"))?;
+        let make = |device, bytes| carrier.specimen(device, bytes);
+        let canary = battery::to_forward(&rung, device, make, &mut Contents::random()?)?;
+        let digest = digest::answer(&canary.value)?;
+        let answer = [("d", Value::from(digest.to_string())), ("v", canary.value)];
+        Ok((Value::map(answer), rung))
+    }
+
+    /// Takes in what the peer's canaries showed.
+    fn hear(&self, findings: &Value) -> Result<(), Failure> {
+        for finding in findings.items().ok_or_else(|| wanted("a list"))? {
+            let parts: Option<&[Value; 6]> =
+                finding.items().and_then(|parts| parts.try_into().ok());
+            let parts = parts.ok_or_else(|| wanted("a finding of six parts"))?;
+            let [rung, device, sending, why, returning, why_not] = parts;
+            let text = |value: &Value| value.as_str().map(str::to_owned);
+            let rung = text(rung).and_then(|rung| self.known(&rung).ok());
+            let device = text(device).and_then(|device| device.parse().ok());
+            // A rung or a device that this side has not is none of its business.
+            let (Some(rung), Some(device)) = (rung, device) else { continue };
+            let verdict = |code: &Value, why: &Value| match code {
+                Value::Null => Verdict::Verified,
+                code if code.as_str() == Some(Reason::NoCarrier.code()) => {
+                    Verdict::NotOffered(Reason::NoCarrier.into())
+                }
+                code => {
+                    let why: String = why.as_str().unwrap_or_default().chars().take(TEXT).collect();
+                    Verdict::Demoted(refusal_of(code.as_str().unwrap_or_default(), &why))
+                }
+            };
+            let (sending, returning) = (verdict(sending, why), verdict(returning, why_not));
+            if let Verdict::Demoted(refusal) = &sending {
+                let code = refusal.reason();
+                tracing::warn!(%rung, %device, %code, "demoted by the peer, from there to here: {refusal}");
+            }
+            self.sessions.heard(&rung, device, sending, returning);
+        }
+        self.heard.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Findings as `$findings` takes them.
+pub(crate) fn to_value(findings: &[Finding]) -> Value {
+    let row = |finding: &Finding| {
+        let parts = |verdict: &Verdict| match verdict {
+            Verdict::Demoted(why) | Verdict::NotOffered(why) => {
+                (Value::from(why.reason().code()), Value::from(cut(why)))
+            }
+            _ => (Value::Null, Value::from("")),
+        };
+        let ((sending, why), (returning, why_not)) =
+            (parts(&finding.sending), parts(&finding.returning));
+        let (rung, device) = (finding.rung.as_str().into(), finding.device.to_string().into());
+        Value::List(vec![rung, device, sending, why, returning, why_not])
+    };
+    Value::list(findings.iter().map(row))
+}
+
+fn cut(why: &Refusal) -> String {
+    why.to_string().chars().take(TEXT).collect()
+}
+
+/// What `$canary` answered.
+pub(crate) fn read_answer(answer: Value) -> Result<Answer, Failure> {
+    let digest = text(&answer, "d")?.parse()?;
+    let leaf = |pair: &Value| match pair.items()? {
+        [name, rode] => {
+            // Only to be compared, so a name that is none is as good as any other that is wrong.
+            let rode = rung_of(rode.as_str()?);
+            Some((name.as_str()?.to_owned(), rode))
+        }
+        _ => None,
+    };
+    let leaves = answer.get("l").and_then(Value::items).ok_or_else(|| wanted("l"))?;
+    let leaves = leaves.iter().map(leaf).collect::<Option<_>>().ok_or_else(|| wanted("l"))?;
+    let why = answer.get("w").and_then(Value::as_str).and_then(Reason::from_code);
+    let value = match answer {
+        Value::Map(map) => map.into_iter().find(|(key, _)| key.as_str() == Some("v")),
+        _ => None,
+    };
+    let missing = || Refusal::new(why.unwrap_or(Reason::Corrupt), "the value did not come back");
+    let back = value.map(|(_, value)| value).ok_or_else(missing);
+    Ok(Answer { digest, leaves, back })
+}
+
+fn rung_of(name: &str) -> RungId {
+    let none = RungId::new("none");
+    rung::Meta::write(&name).and_then(|name| name.read()).unwrap_or(none)
+}

@@ -1,0 +1,151 @@
+//! A connection before its proof: there is no way to send anything of a user's on it.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Instant;
+
+use canary::{Difference, Facts};
+
+use crate::channel::Channel;
+use crate::core::Core;
+use crate::error::ConnectError;
+use crate::handler::Handler;
+use crate::worker::Worker;
+
+/// Two processes that said hello, and have proven nothing yet: what a [`Channel`] or a [`Worker`] is made of.
+///
+/// It has no way to send a value. Only [`prove`](Self::prove) makes what can, by sending canaries on every
+/// rung, both ways; nothing skips that.
+///
+/// ```no_run
+/// # use ladder::{Command, Worker};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let unproven = Worker::builder().greet(Command::this_executable())?;
+/// for difference in unproven.differences() {
+///     println!("{difference}");
+/// }
+/// let worker = unproven.prove()?;
+/// worker.call("echo", 1)?;
+/// # Ok(()) }
+/// ```
+///
+/// The same without the proof is no program:
+///
+/// ```compile_fail,E0599
+/// # use ladder::{Command, Worker};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let unproven = Worker::builder().greet(Command::this_executable())?;
+/// for difference in unproven.differences() {
+///     println!("{difference}");
+/// }
+/// let worker = unproven;
+/// worker.call("echo", 1)?;
+/// # Ok(()) }
+/// ```
+pub struct Unproven<T = Channel> {
+    core: Arc<Core>,
+    handler: Option<Arc<dyn Handler + Send + Sync>>,
+    becomes: PhantomData<fn() -> T>,
+}
+
+impl<T> std::fmt::Debug for Unproven<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Unproven").field("core", &self.core).finish_non_exhaustive()
+    }
+}
+
+impl<T> Unproven<T> {
+    pub(crate) fn new(core: Arc<Core>, handler: Option<Arc<dyn Handler + Send + Sync>>) -> Self {
+        Self { core, handler, becomes: PhantomData }
+    }
+
+    /// In which facts the two processes differ: no reason to expect anything to fail, but the first thing to
+    /// look at where something does.
+    #[must_use]
+    pub fn differences(&self) -> Vec<Difference> {
+        let [mine, theirs] = &self.core.facts;
+        mine.differences(theirs)
+    }
+
+    /// What this process and the peer say of themselves.
+    #[must_use]
+    pub fn facts(&self) -> [&Facts; 2] {
+        self.core.facts.each_ref()
+    }
+
+    fn rehearse(self) -> Result<Channel, ConnectError> {
+        let Self { core, handler, .. } = self;
+        let deadline = Instant::now().checked_add(core.patience);
+        let proven = core.rehearse(deadline);
+        if let Err(error) = proven {
+            // The peer should see that nothing more comes, also where it still waits.
+            core.close();
+            return Err(error);
+        }
+        Channel::start_threads(core, handler)
+    }
+}
+
+impl Unproven<Channel> {
+    /// Proves every rung, both ways: random contents there and back, with a digest of what the other side
+    /// decoded and the rung of each leaf.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError::Refused`] with the whole report where host memory, or what writes plain values, fails;
+    /// a device that fails is demoted and warned of instead. Where the peer ends, hangs, or speaks something
+    /// else.
+    pub fn prove(self) -> Result<Channel, ConnectError> {
+        self.rehearse()
+    }
+}
+
+/// A proven connection that nobody serves: for tests that go on frame by frame.
+#[cfg(all(feature = "failpoints", debug_assertions))]
+#[derive(Debug)]
+pub struct ByHand(Arc<Core>);
+
+#[cfg(all(feature = "failpoints", debug_assertions))]
+impl ByHand {
+    /// The link.
+    #[must_use]
+    pub fn link(&self) -> &link::Link {
+        &self.0.link
+    }
+
+    /// The worker, if this side spawned one.
+    #[must_use]
+    pub fn process(&self) -> Option<&worker::Process> {
+        self.0.process.as_deref()
+    }
+}
+
+#[cfg(all(feature = "failpoints", debug_assertions))]
+impl<T> Unproven<T> {
+    /// Proves, and leaves the rest to the caller.
+    ///
+    /// # Errors
+    ///
+    /// As [`Unproven::prove`].
+    pub fn prove_by_hand(self) -> Result<ByHand, ConnectError> {
+        let deadline = Instant::now().checked_add(self.core.patience);
+        self.core.rehearse(deadline)?;
+        self.core.say_what_is_due();
+        Ok(ByHand(self.core))
+    }
+}
+
+impl Unproven<Worker> {
+    /// As for a channel.
+    ///
+    /// # Errors
+    ///
+    /// As for a channel.
+    pub fn prove(self) -> Result<Worker, ConnectError> {
+        let process = self.core.process.clone();
+        let channel = self.rehearse()?;
+        // It was spawned, so there is one.
+        let process = process.ok_or(std::io::Error::from(std::io::ErrorKind::NotFound))?;
+        Ok(Worker::of(channel, process))
+    }
+}
