@@ -14,6 +14,8 @@ pub(crate) enum What {
     Host,
     /// Small values of many parts.
     Values,
+    /// What proving a worker costs.
+    Canary,
 }
 
 #[derive(Debug)]
@@ -24,7 +26,8 @@ pub(crate) struct Options {
     pub(crate) alone: bool,
 }
 
-/// Host memory against memcpy, sockets, iceoryx2, ipc-channel and, given a Python, torch; values against ipc-channel.
+/// Host memory against memcpy, sockets, iceoryx2, ipc-channel and, given a Python, torch; values against ipc-channel; a proof
+/// against a raw ping-pong.
 pub(crate) fn run(root: &Path, what: What, options: &Options) -> Result<(), Error> {
     let target = root.join("target");
     let mut cargo = Command::new(env!("CARGO"));
@@ -32,7 +35,7 @@ pub(crate) fn run(root: &Path, what: What, options: &Options) -> Result<(), Erro
     succeed(cargo.env("CARGO_TARGET_DIR", &target))?;
     let mut bench = Command::new(target.join("release/bench-host"));
     bench.current_dir(root);
-    if !options.alone {
+    if !options.alone && !matches!(what, What::Canary) {
         let peers = root.join("tests/bench/peers");
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(&peers).args(["build", "--release", "--locked"]);
@@ -45,8 +48,10 @@ pub(crate) fn run(root: &Path, what: What, options: &Options) -> Result<(), Erro
             bench.arg(flag);
         }
     }
-    if matches!(what, What::Values) {
-        bench.arg("--values");
+    match what {
+        What::Host => {}
+        What::Values => drop(bench.arg("--values")),
+        What::Canary => drop(bench.arg("--canary")),
     }
     if let Some(python) = &options.python {
         let script = root.join("tests/bench/peers/peers.py");

@@ -1,5 +1,6 @@
 //! What is sent: specimens of everything that goes wrong in its own way.
 
+use crate::digest::{Digest, answer};
 use rung::{DType, Device, Form, Reason, Refusal, RungId, Storage, Tensor, Value};
 use std::sync::Arc;
 
@@ -12,9 +13,21 @@ pub struct Canary {
     pub device: Device,
     /// What is sent.
     pub value: Value,
+    /// What a right receiver answers.
+    pub digest: Digest,
 }
 
 impl Canary {
+    /// Of a map of leaves.
+    ///
+    /// # Errors
+    ///
+    /// As [`answer`].
+    pub fn new(rung: RungId, device: Device, value: Value) -> Result<Self, Refusal> {
+        let digest = answer(&value)?;
+        Ok(Self { rung, device, value, digest })
+    }
+
     /// The leaves, which are the entries of the value, by name, and what each must ride: the rung that is
     /// proven, but for a tensor without bytes. This is what a right receiver reports.
     #[must_use]
@@ -63,12 +76,16 @@ impl Contents {
     }
 }
 
+/// What fills memory with contents; asked once, for all of it.
+pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]);
+
 /// Where there are bytes that are valid `bool`s.
 const BOOLS: std::ops::Range<usize> = 512..1536;
 
 /// Canaries of a carrier on a device: views of one block, the block again, and on the host private memory.
 ///
-/// `page` is the larger of both sides' pages, in bytes; `make` puts bytes into memory of the device.
+/// `page` is the larger of both sides' pages, in bytes; `make` makes so much memory of the device, with the
+/// contents that it is given a way to fill in ([`rung::Carrier::specimen`]).
 ///
 /// # Errors
 ///
@@ -77,14 +94,16 @@ pub fn of_carrier(
     rung: &RungId,
     device: Device,
     page: usize,
-    make: impl Fn(Device, Vec<u8>) -> Result<Storage, Refusal>,
+    make: impl Fn(Device, usize, Fill<'_>) -> Result<Storage, Refusal>,
     contents: &mut Contents,
 ) -> Result<Vec<Canary>, Refusal> {
     // Over what a device hands out at least, and one byte over a page.
     let len = (2 << 20) + page + 1;
-    let mut bytes = contents.bytes(len);
-    bytes[BOOLS].iter_mut().for_each(|byte| *byte &= 1);
-    let storage = Arc::new(make(device, bytes)?);
+    let mut fill = |bytes: &mut [u8]| {
+        contents.fill(bytes);
+        bytes[BOOLS].iter_mut().for_each(|byte| *byte &= 1);
+    };
+    let storage = Arc::new(make(device, len, &mut fill)?);
     let view = |dtype, shape: &[usize], strides: &[isize], offset| {
         Tensor::new(Arc::clone(&storage), dtype, shape, strides, offset)
     };
@@ -92,7 +111,7 @@ pub fn of_carrier(
         let layout = rung::Layout::contiguous(dtype, shape)?;
         view(dtype, shape, layout.strides(), offset)
     };
-    let canary = |value| Canary { rung: rung.clone(), device, value };
+    let canary = |value| Canary::new(rung.clone(), device, value);
     let first = Value::map([
         ("whole", plain(DType::U8, &[len], 0)?),
         ("offset", plain(DType::F32, &[30, 7], page + 4)?),
@@ -113,7 +132,7 @@ pub fn of_carrier(
         ("offset", plain(DType::F32, &[11, 5], 3 * page)?),
         ("reversed", view(DType::U8, &[100], &[-1], 700)?),
     ]);
-    let mut canaries = vec![canary(first), canary(again)];
+    let mut canaries = vec![canary(first)?, canary(again)?];
     if device.is_host() {
         let mut private = |len| Tensor::from_bytes(contents.bytes(len), DType::U8, &[len]);
         let private = [
@@ -121,7 +140,7 @@ pub fn of_carrier(
             ("a_page", private(page)?),
             ("over_a_page", private(page + 1)?),
         ];
-        canaries.push(canary(Value::map(private)));
+        canaries.push(canary(Value::map(private))?);
     }
     Ok(canaries)
 }
@@ -134,14 +153,14 @@ pub fn of_carrier(
 pub fn to_forward(
     rung: &RungId,
     device: Device,
-    make: impl Fn(Device, Vec<u8>) -> Result<Storage, Refusal>,
+    make: impl Fn(Device, usize, Fill<'_>) -> Result<Storage, Refusal>,
     contents: &mut Contents,
 ) -> Result<Canary, Refusal> {
     let len = (16 << 10) + 1;
-    let storage = Arc::new(make(device, contents.bytes(len))?);
+    let storage = Arc::new(make(device, len, &mut |bytes| contents.fill(bytes))?);
     let whole = Tensor::contiguous(storage, DType::U8, &[len])?;
     let value = Value::map([("part", whole.slice(0, 100, 300)?.flip(0)?), ("whole", whole)]);
-    Ok(Canary { rung: rung.clone(), device, value })
+    Canary::new(rung.clone(), device, value)
 }
 
 /// The canary of a form: everything that it says it takes.
@@ -157,16 +176,19 @@ pub fn of_form(
     let specimens = form.specimens(&mut |bytes| contents.fill(bytes))?;
     let names = (0..).map(|index| format!("leaf{index}"));
     let value = Value::map(names.zip(specimens));
-    Ok(vec![Canary { rung: rung.clone(), device: Device::Host, value }])
+    Ok(vec![Canary::new(rung.clone(), Device::Host, value)?])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::digest::answer;
 
     fn canaries() -> Vec<Canary> {
-        let make = |_, bytes| Ok(Storage::from_bytes(bytes));
+        let make = |_, len, fill: Fill<'_>| {
+            let mut bytes = vec![0; len];
+            fill(&mut bytes);
+            Ok(Storage::from_bytes(bytes))
+        };
         let mut contents = Contents::random().unwrap();
         of_carrier(&RungId::SHM, Device::Host, 4096, make, &mut contents).unwrap()
     }
@@ -174,7 +196,7 @@ mod tests {
     #[test]
     fn no_two_batteries_have_the_same_contents() {
         for (one, other) in canaries().iter().zip(canaries()) {
-            assert_ne!(answer(&one.value).unwrap(), answer(&other.value).unwrap());
+            assert_ne!(one.digest, other.digest);
         }
     }
 

@@ -28,7 +28,11 @@
 //! }
 //!
 //! let mut contents = Contents::random()?;
-//! let make = |_, bytes| Ok(Storage::from_bytes(bytes));
+//! let make = |_, len, fill: battery::Fill<'_>| {
+//!     let mut bytes = vec![0; len];
+//!     fill(&mut bytes);
+//!     Ok(Storage::from_bytes(bytes))
+//! };
 //! for canary in battery::of_carrier(&RungId::SHM, Device::Host, 4096, make, &mut contents)? {
 //!     let finding = prove(&mut Here, &canary)?;
 //!     assert_eq!(finding.sending, Verdict::Verified);

@@ -1,10 +1,13 @@
 //! The program `ladder`.
 //!
-//! `ladder relay FILE…` spawns an isolated worker (this program again), sends it each file's decoded
+//! `ladder doctor` proves every rung with a worker and tells what works. `ladder relay FILE…` spawns an isolated worker (this program again), sends it each file's decoded
 //! content, checks what comes back, and tells what every leaf rode. `load` and `save` turn files into
-//! values and back, `operate` is what the worker does with them, `report` prints.
+//! values and back, `operate` is what the worker does with them, `report` prints; `machine` is what `doctor` looks at beside the
+//! rungs.
 
+mod doctor;
 mod load;
+mod machine;
 mod operate;
 mod relay;
 mod report;
@@ -29,6 +32,8 @@ struct Arguments {
 enum Command {
     /// Send files through a worker and back, and tell what each leaf rode.
     Relay(relay::Relay),
+    /// Prove every rung with a worker, and tell what works and how to get the rest.
+    Doctor(doctor::Doctor),
 }
 
 /// The worker's side: one method an operation.
@@ -52,10 +57,18 @@ fn main() -> ExitCode {
         Ok(None) => {}
         Err(error) => return report::failed(&error),
     }
-    let Arguments { command: Command::Relay(relay) } = Arguments::parse();
-    match relay.run() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => report::failed(&error),
+    match Arguments::parse().command {
+        Command::Relay(relay) => match relay.run() {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => report::failed(&error),
+        },
+        Command::Doctor(doctor) => match doctor.run() {
+            Ok(status) => status,
+            Err(error) => {
+                report::failed(&error);
+                error.status()
+            }
+        },
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Relay {
     worker: Option<PathBuf>,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
     if Duration::try_from_secs_f64(seconds).is_ok_and(|limit| !limit.is_zero()) {
         Ok(seconds)

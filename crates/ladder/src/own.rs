@@ -115,10 +115,9 @@ impl Core {
         let rung = self.known(text(&argument, "r")?)?;
         let device: Device = text(&argument, "d")?.parse()?;
         let carrier = self.sessions.carrier(&rung).ok_or_else(|| wanted("a carrier"))?;
-        let make = |device, bytes| carrier.specimen(device, bytes);
+        let make = |device, len, fill: battery::Fill<'_>| carrier.specimen(device, len, fill);
         let canary = battery::to_forward(&rung, device, make, &mut Contents::random()?)?;
-        let digest = digest::answer(&canary.value)?;
-        let answer = [("d", Value::from(digest.to_string())), ("v", canary.value)];
+        let answer = [("d", Value::from(canary.digest.to_string())), ("v", canary.value)];
         Ok((Value::map(answer), rung))
     }
 

@@ -21,6 +21,9 @@ use crate::route::Require;
 use crate::transfer::refusal_of;
 use crate::wire::Role;
 
+/// What proves a rung on a device, or why nothing can.
+type Prepared = (RungId, Device, Result<Vec<Canary>, Refusal>);
+
 /// Canaries by way of a channel's own calls.
 struct Calls<'a> {
     core: &'a Arc<Core>,
@@ -121,13 +124,14 @@ impl Core {
         self: &Arc<Self>,
         deadline: Option<Instant>,
     ) -> Result<(), ConnectError> {
-        if self.role == Role::Worker {
-            self.answer_canaries(deadline)?;
-        }
+        let prepared = match self.role {
+            Role::Host => self.prepare(),
+            Role::Worker => self.prepare_and_answer(deadline)?,
+        };
         let mut findings = Vec::new();
-        for (rung, device) in self.sessions.at_connect(&self.named) {
-            findings
-                .push(self.prove(&rung, device, deadline).map_err(|error| self.unproven(error))?);
+        for (rung, device, canaries) in prepared {
+            let finding = self.prove((&rung, device), canaries, deadline);
+            findings.push(finding.map_err(|error| self.unproven(error))?);
         }
         self.tell(&findings, deadline).map_err(|error| self.unproven(error))?;
         if self.role == Role::Host {
@@ -145,6 +149,31 @@ impl Core {
         self.proven.store(true, Ordering::Release);
         reached("proven");
         Ok(())
+    }
+
+    /// This side's canaries.
+    fn prepare(&self) -> Vec<Prepared> {
+        let at_connect = self.sessions.at_connect(&self.named).into_iter();
+        let canaries = |(rung, device)| {
+            let canaries = self.canaries(&rung, device);
+            (rung, device, canaries)
+        };
+        at_connect.map(canaries).collect()
+    }
+
+    /// The worker's, while it answers the host's: most of their time is the memory's.
+    fn prepare_and_answer(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<Prepared>, ConnectError> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("ladder-canaries".into());
+            let preparing = thread.spawn_scoped(scope, || self.prepare());
+            self.answer_canaries(deadline)?;
+            // Without a thread, or where a rung of a user's panicked in it, it is done here.
+            let prepared = preparing.ok().and_then(|preparing| preparing.join().ok());
+            Ok(prepared.unwrap_or_else(|| self.prepare()))
+        })
     }
 
     fn unproven(&self, error: CallErrorKind) -> ConnectError {
@@ -189,12 +218,12 @@ impl Core {
     /// Proves a rung on a device, in the direction of sending, and keeps the verdict.
     fn prove(
         self: &Arc<Self>,
-        rung: &RungId,
-        device: Device,
+        (rung, device): (&RungId, Device),
+        canaries: Result<Vec<Canary>, Refusal>,
         deadline: Option<Instant>,
     ) -> Result<Finding, CallErrorKind> {
         let mut echo = Calls { core: self, deadline };
-        let mut all = match self.canaries(rung, device) {
+        let mut all = match canaries {
             Ok(canaries) => {
                 let mut all: Option<Finding> = None;
                 for canary in canaries {
@@ -233,7 +262,8 @@ impl Core {
         let mut contents = Contents::random()?;
         match self.sessions.session(rung) {
             Some(Session::Carrier(carrier)) => {
-                let make = |device, bytes| carrier.specimen(device, bytes);
+                let make =
+                    |device, len, fill: battery::Fill<'_>| carrier.specimen(device, len, fill);
                 battery::of_carrier(rung, device, self.page(), make, &mut contents)
             }
             Some(Session::Form(form)) => battery::of_form(rung, &**form, &mut contents),
@@ -251,7 +281,8 @@ impl Core {
         let deadline = self.patient(deadline);
         match need {
             Need::Rung(rung, device) => {
-                let finding = self.prove(&rung, device, deadline)?;
+                let canaries = self.canaries(&rung, device);
+                let finding = self.prove((&rung, device), canaries, deadline)?;
                 self.tell(&[finding], deadline)
             }
             Need::Forward(way, lender) => {
@@ -287,13 +318,15 @@ impl Core {
             // Whatever is wrong with the lender is not this peer's fault, and no reason to fail its call.
             .map_err(|error| refused(Reason::Unproven, &format!("its lender: {error}")))?;
         let made = made.into_value();
-        let digest = made.get("d").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let digest = made.get("d").and_then(Value::as_str).and_then(|text| text.parse().ok());
+        let digest =
+            digest.ok_or_else(|| refused(Reason::Unproven, "its lender says no digest"))?;
         let value = made.get("v").cloned().unwrap_or(Value::Null);
-        let canary = Canary { rung: rung.clone(), device: *device, value };
+        let canary = Canary { rung: rung.clone(), device: *device, value, digest };
         let echoed = Calls { core: self, deadline }.echo(&canary, true);
         match echoed.map_err(NotForwarded::Error)? {
             Echoed::Declined(refusal) => Err(NotForwarded::Refused(refusal)),
-            Echoed::Answered(answer) if answer.digest.to_string() == digest => Ok(()),
+            Echoed::Answered(answer) if answer.digest == canary.digest => Ok(()),
             Echoed::Answered(_) => {
                 Err(refused(Reason::Corrupt, "it decoded other contents than its lender made"))
             }
@@ -309,7 +342,8 @@ impl Core {
         self.sessions.forget_forwards();
         let mut findings = Vec::new();
         for (rung, device) in self.sessions.to_reprove() {
-            findings.push(self.prove(&rung, device, deadline)?);
+            let canaries = self.canaries(&rung, device);
+            findings.push(self.prove((&rung, device), canaries, deadline)?);
         }
         self.tell(&findings, deadline)
     }

@@ -106,15 +106,24 @@ pub trait Carrier: Send + Sync {
         vec![(Device::Host, Reach::Ready)]
     }
 
-    /// Memory of a device with these bytes in it, of the kind that this carrier moves best: what its canary
-    /// is made of. Private host memory, unless said otherwise.
+    /// So many bytes of memory of a device, of the kind that this carrier moves best, with the contents that
+    /// `fill` puts into all of it at once: what its canary is made of. Private host memory, unless said otherwise.
     ///
     /// # Errors
     ///
     /// A refusal where there can be no such memory; the rung is not proven then, and not used.
-    fn specimen(&self, device: Device, bytes: Vec<u8>) -> Result<Storage, Refusal> {
+    fn specimen(
+        &self,
+        device: Device,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<Storage, Refusal> {
         match device {
-            Device::Host => Ok(Storage::from_bytes(bytes)),
+            Device::Host => {
+                let mut bytes = vec![0; len];
+                fill(&mut bytes);
+                Ok(Storage::from_bytes(bytes))
+            }
             device => Err(Refusal::new(Reason::DeviceMemory, device.to_string())),
         }
     }

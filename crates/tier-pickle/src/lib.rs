@@ -170,13 +170,16 @@ impl Form for PickleForm {
             Value::tuple([Value::from(double), Value::from(-0.0), Value::Null]),
             Value::map([(Value::from(true), Value::set([1, 2])), (Value::from("é"), 3.into())]),
         ];
-        // Texts as long as stay in the JSON alone, and together too much for it.
-        while items.len() * limits::INLINE_TEXT < 2 * limits::INLINE_SUBTREE {
-            let mut bytes = vec![0; limits::INLINE_TEXT / 2];
+        // As long as stays in the JSON alone, and together too much for it.
+        let enough = limits::INLINE_SUBTREE / limits::INLINE_TEXT;
+        for _ in 0..enough {
+            let mut bytes = vec![0; limits::INLINE_TEXT];
             random(&mut bytes);
-            items.push(Value::from(bytes.iter().map(|byte| char::from(*byte)).collect::<String>()));
             items.push(Value::bytes(bytes));
         }
+        let mut text = vec![0; 500];
+        random(&mut text);
+        items.push(Value::from(text.iter().map(|byte| char::from(*byte)).collect::<String>()));
         let mut shut = vec![0; 1000];
         random(&mut shut);
         let buffer = Tensor::all_bytes(Arc::new(Storage::from_bytes(shut.clone())));

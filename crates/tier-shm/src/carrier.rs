@@ -188,13 +188,18 @@ impl Carrier for ShmCarrier {
     }
 
     /// Born shared: what is private takes the same way after one copy.
-    fn specimen(&self, device: Device, bytes: Vec<u8>) -> Result<Storage, Refusal> {
+    fn specimen(
+        &self,
+        device: Device,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<Storage, Refusal> {
         if !device.is_host() {
             return Err(Refusal::new(Reason::DeviceMemory, device.to_string()));
         }
-        Ok(Storage::new(LentMemory(
-            Draft::build(bytes.len(), |filling| filling.write(&bytes))?.share()?,
-        )))
+        let mut draft = Draft::new(len)?;
+        fill(draft.bytes_mut());
+        Ok(Storage::new(LentMemory(draft.share()?)))
     }
 
     fn import(&self, parcel: Parcel) -> Result<Storage, Fault> {

@@ -130,17 +130,32 @@ fn read_busily(socket: &mut UnixStream, into: &mut [u8]) -> std::io::Result<()> 
 }
 
 /// A process of this program in a role, and a socket to it.
-struct Helper {
+pub(crate) struct Helper {
     child: Child,
     socket: Option<UnixStream>,
 }
 
 impl Helper {
-    fn start(role: &str) -> Result<Self, Error> {
+    pub(crate) fn start(role: &str) -> Result<Self, Error> {
         let (here, there) = UnixStream::pair()?;
         let mut command = std::process::Command::new(std::env::current_exe()?);
         command.env(ROLE, role).stdin(Stdio::from(OwnedFd::from(there)));
         Ok(Self { child: command.spawn()?, socket: Some(here) })
+    }
+
+    /// Ping-pong with one that answers raw frames.
+    pub(crate) fn ping(
+        &self,
+        request: usize,
+        answer: usize,
+        count: usize,
+    ) -> Result<Vec<f64>, Error> {
+        let mut socket = self.socket.as_ref().ok_or("no socket")?;
+        let (out, mut back) = (vec![2; request], vec![0; answer]);
+        timed(count, || {
+            socket.write_all(&out)?;
+            Ok(socket.read_exact(&mut back)?)
+        })
     }
 }
 
@@ -261,14 +276,7 @@ fn small(
     let mut bare = Loop::over(hop.socket.as_ref().ok_or("no socket")?.try_clone()?.into())?;
     let case = |key, batch| Case { key, copies: 0, count: 400, warm: (200, 20), batch };
     let mut cases = Vec::new();
-    let ping = |count: usize| {
-        let mut socket = raw.socket.as_ref().ok_or("no socket")?;
-        let (out, mut back) = (vec![2; request], vec![0; answer]);
-        timed(count, || {
-            socket.write_all(&out)?;
-            Ok(socket.read_exact(&mut back)?)
-        })
-    };
+    let ping = |count: usize| raw.ping(request, answer, count);
     let raw_key = key("socket", "ping-pong of frames as large", 0);
     cases.push(case(raw_key.clone(), Box::new(ping) as Box<dyn FnMut(usize) -> _>));
     let bare_key = key("socket", "the same frame and codec, no channel", 0);

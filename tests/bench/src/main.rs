@@ -6,6 +6,7 @@
 //! checks its bytes.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report for a person to read")]
 
+mod canary;
 mod cases;
 mod hop;
 mod peers;
@@ -44,6 +45,9 @@ struct Arguments {
     /// Small values of many parts, instead of host memory.
     #[arg(long)]
     values: bool,
+    /// What proving a worker costs, instead of host memory.
+    #[arg(long)]
+    canary: bool,
     /// So many calls with such a value, and nothing else: for a profiler.
     #[arg(long)]
     value_calls: Option<usize>,
@@ -95,7 +99,9 @@ fn measure(arguments: &Arguments) -> Result<(), Error> {
     }
     let rounds = if arguments.quick { 7 } else { 15 };
     let mut report = Report::new(rounds);
-    if arguments.values {
+    if arguments.canary {
+        canary::run(&mut report)?;
+    } else if arguments.values {
         values::run(&mut report, arguments.quick, arguments.peers.as_deref())?;
     } else {
         cases::run(&mut report, arguments.quick, arguments.peers.as_deref())?;

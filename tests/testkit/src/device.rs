@@ -142,7 +142,14 @@ impl Carrier for DeviceCarrier {
         self.devices.clone()
     }
 
-    fn specimen(&self, device: Device, bytes: Vec<u8>) -> Result<Storage, Refusal> {
+    fn specimen(
+        &self,
+        device: Device,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<Storage, Refusal> {
+        let mut bytes = vec![0; len];
+        fill(&mut bytes);
         memory(device, &bytes)
     }
 

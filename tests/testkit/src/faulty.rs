@@ -178,7 +178,7 @@ impl FaultyCarrier {
             |bytes| Ok(bytes.into_owned()),
         )?;
         self.wrong.change(kind, export, &mut bytes);
-        self.inner.specimen(storage.device(), bytes)
+        self.inner.specimen(storage.device(), bytes.len(), &mut |into| into.copy_from_slice(&bytes))
     }
 }
 
@@ -187,8 +187,13 @@ impl Carrier for FaultyCarrier {
         self.inner.devices()
     }
 
-    fn specimen(&self, device: Device, bytes: Vec<u8>) -> Result<Storage, Refusal> {
-        self.inner.specimen(device, bytes)
+    fn specimen(
+        &self,
+        device: Device,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<Storage, Refusal> {
+        self.inner.specimen(device, len, fill)
     }
 
     fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
