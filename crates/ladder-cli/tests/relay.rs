@@ -264,8 +264,11 @@ fn bad_workers_are_one_clear_line() -> Outcome {
         let started = Instant::now();
         let output = with_worker(kind, "0.3");
         check(started.elapsed() < Duration::from_secs(20), kind)?;
-        let says =
-            if *kind == "hangs-at-once" { "no handshake within" } else { "the deadline passed" };
+        let says = if matches!(*kind, "hangs-at-once" | "hangs-in-the-proof") {
+            "no handshake within"
+        } else {
+            "the deadline passed"
+        };
         fails(&output, 1, &[says])?;
         check(survivors().is_empty(), (kind, survivors()))?;
     }

@@ -166,22 +166,16 @@ impl CallOptions {
 }
 
 impl Channel {
-    /// What makes a channel of a connection once it is proven.
-    pub(crate) fn start_threads(
-        core: Arc<Core>,
-        handler: Option<Arc<dyn Handler + Send + Sync>>,
-    ) -> Result<Self, ConnectError> {
+    /// Not proven yet, and without the threads that serve it.
+    pub(crate) fn over(core: &Arc<Core>, handler: Option<Arc<dyn Handler + Send + Sync>>) -> Self {
         if let Some(handler) = handler {
-            // The first one, since the channel is new.
+            // The first one, since the connection is new.
             let _ = core.handler.set(handler);
         }
-        let mut channel = Self { peer: Peer { core }, threads: Vec::new() };
-        channel.start("ladder-receipts", |core| core.flush_receipts())?;
-        channel.start("ladder-parked", Core::park)?;
-        Ok(channel)
+        Self { peer: Peer::of(core), threads: Vec::new() }
     }
 
-    fn start(&mut self, name: &str, run: fn(&Arc<Core>)) -> std::io::Result<()> {
+    pub(crate) fn start(&mut self, name: &str, run: fn(&Arc<Core>)) -> std::io::Result<()> {
         let core = Arc::clone(&self.peer.core);
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&core))?;
         self.threads.push(thread);

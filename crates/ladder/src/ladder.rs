@@ -296,9 +296,10 @@ impl Sessions {
         self.opened.iter().find(|opened| opened.id == *rung)?.session.as_ref().ok()
     }
 
-    /// Whether a form has nothing to carry what it writes.
+    /// Whether a form has nothing to carry what it writes; the lowest needs nothing.
     pub(crate) fn lacks_a_carrier(&self, form: &RungId) -> bool {
-        self.form(form).is_some()
+        *form != RungId::INLINE
+            && self.form(form).is_some()
             && !self.carriers(Device::Host, Via::Canary(form)).any(|(_, carrier)| carrier.is_ok())
     }
 

@@ -92,6 +92,9 @@ impl Echo for Calls<'_> {
                 // The rung's own answer, or that of what was to carry it.
                 let mut refusals = unsendable.refusals;
                 let own = refusals.iter().position(|(rung, _)| *rung == canary.rung);
+                if own.is_none() && self.core.sessions.lacks_a_carrier(&canary.rung) {
+                    return Ok(Echoed::Declined(Reason::NoCarrier.into()));
+                }
                 let at = own.unwrap_or(refusals.len().saturating_sub(1));
                 let why = refusals.drain(..).nth(at);
                 let why = why.map_or(Reason::OtherKind.into(), |(_, refusal)| refusal);
@@ -243,9 +246,11 @@ impl Core {
         };
         let nothing = || Finding::declined(rung.clone(), device, Reason::Empty.into());
         let mut finding = all.take().unwrap_or_else(nothing);
-        if finding.sending.is_demoted() && self.sessions.lacks_a_carrier(rung) {
+        if let Verdict::Demoted(why) = &finding.sending
+            && why.reason() == Reason::NoCarrier
+        {
             // It follows from what was found of the carriers, and is no fault of its own.
-            finding.sending = Verdict::NotOffered(Reason::NoCarrier.into());
+            finding.sending = Verdict::NotOffered(why.clone());
         }
         for (verdict, way) in
             [(&finding.sending, "from here to there"), (&finding.returning, "from there to here")]

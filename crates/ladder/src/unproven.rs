@@ -75,14 +75,13 @@ impl<T> Unproven<T> {
 
     fn rehearse(self) -> Result<Channel, ConnectError> {
         let Self { core, handler, .. } = self;
-        let deadline = Instant::now().checked_add(core.patience);
-        let proven = core.rehearse(deadline);
-        if let Err(error) = proven {
-            // The peer should see that nothing more comes, also where it still waits.
-            core.close();
-            return Err(error);
-        }
-        Channel::start_threads(core, handler)
+        let mut channel = Channel::over(&core, handler);
+        // What is refused or given back meanwhile has to be said too. Where the proof fails, the channel is
+        // dropped, and the peer sees that nothing more comes, also where it still waits.
+        channel.start("ladder-receipts", |core| core.flush_receipts())?;
+        core.rehearse(Instant::now().checked_add(core.patience))?;
+        channel.start("ladder-parked", Core::park)?;
+        Ok(channel)
     }
 }
 

@@ -104,16 +104,14 @@ impl Numbers {
 
 /// Whether a frame is the line: what stands for `…` may be anything.
 fn is_like(json: &str, line: &str) -> bool {
-    let mut parts = line.split('…');
-    let mut rest = json.strip_prefix(parts.next().unwrap_or_default());
-    for part in parts {
-        let found = |rest: &str| rest.find(part).map(|at| at + part.len());
-        rest = match rest {
-            Some(_) if part.is_empty() => Some(""),
-            rest => rest.and_then(|rest| Some(&rest[found(rest)?..])),
-        };
-    }
-    rest == Some("")
+    let Some((first, others)) = line.split_once('…') else { return json == line };
+    let (middle, last) = others.rsplit_once('…').unwrap_or(("", others));
+    let inside = json.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
+    let mut parts = middle.split('…');
+    inside.is_some_and(|inside| {
+        let after = |rest: &str, part: &str| rest.find(part).map(|at| at + part.len());
+        parts.try_fold(inside, |rest, part| Some(&rest[after(rest, part)?..])).is_some()
+    })
 }
 
 /// What the canaries left to be said comes first, until it is quiet.
@@ -163,6 +161,13 @@ fn host(name: &'static str, calls: fn(&Worker) -> Outcome) -> Outcome {
         (Ok(()), true) => Ok(()),
         (outcome, _) => Err(format!("{outcome:?}; {exit}: {}", exit.last_lines.join("\n"))),
     }
+}
+
+/// The real host, whose worker is played from its hello on: it answers no canary, and is refused.
+fn host_that_refuses(name: &'static str, says: &'static str) -> Outcome {
+    let command = Command::this_executable().env(ROLE, format!("play {name}"));
+    let error = Worker::spawn(command).err().ok_or("let in")?.to_string();
+    if error.contains(says) { Ok(()) } else { Err(error) }
 }
 
 /// The real worker, whose host is played from the file.
@@ -281,6 +286,12 @@ fn main() -> ExitCode {
         trial("a_host_whose_storage_is_refused", || host("host-refused.txt", refusals)),
         trial("a_host_whose_block_is_not_known", || host("host-unknown-block.txt", a_block_again)),
         trial("a_host_that_calls_with_every_kind", || host("host-kinds.txt", kinds)),
+        trial("a_host_that_proves", || {
+            host_that_refuses(
+                "raw-canaries.txt",
+                "refused: shm, from here to there: the system has no memory",
+            )
+        }),
         trial("a_worker_that_serves_every_kind", || worker("worker-kinds.txt")),
         trial("a_worker_that_serves", || worker("worker-serves.txt")),
         trial("a_worker_whose_answer_is_refused", || worker("worker-refused.txt")),

@@ -22,6 +22,10 @@ pub const KINDS: &[(&str, &str, bool)] = &[
     ("no-hello", "its first message is no hello", false),
     ("echoes-hello", "the peer has our own role", false),
     ("other-version", "protocol versions [7, 9] there and [3, 3] here", false),
+    ("calls-before-the-proof", "the worker exited with status 41", false),
+    ("digests-nothing", "the peer is refused: shm, from here to there: other contents came", false),
+    ("proves-nothing", "not proven for this pair of processes yet: it has not proven shm", false),
+    ("answers-a-canary-with-junk", "the peer broke the protocol", false),
     ("frame-without-its-descriptor", "wrong number of handles: 1 declared, 0 came", true),
     (
         "descriptor-no-frame-declares",
@@ -71,7 +75,8 @@ pub const KINDS: &[(&str, &str, bool)] = &[
 ];
 
 /// Kinds that never answer: the host's deadline is what ends them.
-pub const SILENT: &[&str] = &["hangs-at-once", "hangs-in-the-call", "chatters-in-the-call"];
+pub const SILENT: &[&str] =
+    &["hangs-at-once", "hangs-in-the-proof", "hangs-in-the-call", "chatters-in-the-call"];
 
 const HELLO: &str = r#"{"v":3,"k":"hello","role":"worker","speaks":[3,3],"facts":{},"offers":[{"r":"shm","m":2},{"r":"numpy","m":1},{"r":"pickle","m":1},{"r":"inline","m":1}]}"#;
 
@@ -203,6 +208,47 @@ pub fn act(kind: &str, prove: impl FnOnce()) -> ! {
     std::process::exit(0)
 }
 
+/// What goes wrong between the hello and the end of the proof.
+fn proof(kind: &str, wire: &mut Wire) {
+    let _ = wire.hear();
+    wire.frame(HELLO, &[]);
+    if kind == "hangs-in-the-proof" {
+        sleep_for_ever();
+    }
+    if kind == "calls-before-the-proof" {
+        wire.frame(r#"{"v":3,"k":"call","id":1,"n":1,"m":"secret","p":[],"a":1}"#, &[]);
+    }
+    while let Some(heard) = wire.hear() {
+        if heard.contains(r#""k":"err","id":1,"code":"unproven""#) {
+            std::process::exit(41);
+        }
+        if heard.contains(r#""k":"err","id":1"#) || heard.contains(r#""k":"ret","id":1,"#) {
+            std::process::exit(42);
+        }
+        let after = heard.split_once(r#""k":"call","id":"#).map(|(_, after)| after);
+        let Some(id) = after.and_then(|after| after.split(',').next()) else { continue };
+        let answer =
+            |value: &str| format!(r#"{{"v":3,"k":"ret","id":{id},"n":1,"p":[],"a":{value}}}"#);
+        let digest = format!(r#"{{"d":"{}","l":[]}}"#, "0".repeat(64));
+        if heard.contains(r#""m":"$findings""#) {
+            wire.frame(&answer("null"), &[]);
+            // What it found itself: that all is well, or nothing at all.
+            let well = |rung: &str| format!(r#"["{rung}","host",null,"",null,""]"#);
+            let all = ["shm", "numpy", "pickle", "inline"].map(well).join(",");
+            let found = if kind == "digests-nothing" { all } else { String::new() };
+            let call = format!(
+                r#"{{"v":3,"k":"call","id":7,"n":1,"m":"$findings","p":[],"a":[{found}]}}"#
+            );
+            wire.frame(&call, &[]);
+        } else if kind == "answers-a-canary-with-junk" {
+            wire.frame(&answer("[[]]"), &[]);
+        } else {
+            wire.frame(&answer(&digest), &[]);
+        }
+    }
+    std::process::exit(0)
+}
+
 /// What goes wrong before a call.
 fn handshake(kind: &str, wire: &mut Wire) {
     match kind {
@@ -221,6 +267,11 @@ fn handshake(kind: &str, wire: &mut Wire) {
                 wire.frame(&hello, &[]);
             }
         }
+        "calls-before-the-proof"
+        | "digests-nothing"
+        | "proves-nothing"
+        | "answers-a-canary-with-junk"
+        | "hangs-in-the-proof" => proof(kind, wire),
         "other-version" => {
             wire.frame(&HELLO.replace("\"v\":3", "\"v\":9").replace("[3,3]", "[7,9]"), &[]);
         }
