@@ -101,7 +101,8 @@ pub fn of_carrier(
     let len = (2 << 20) + page + 1;
     let mut fill = |bytes: &mut [u8]| {
         contents.fill(bytes);
-        bytes[BOOLS].iter_mut().for_each(|byte| *byte &= 1);
+        let bools = bytes.get_mut(BOOLS).unwrap_or_default();
+        bools.iter_mut().for_each(|byte| *byte &= 1);
     };
     let storage = Arc::new(make(device, len, &mut fill)?);
     let view = |dtype, shape: &[usize], strides: &[isize], offset| {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use rung::{Fault, Refusal, Value};
+use rung::{Fault, Reason, Refusal, Value};
 
 use crate::channel::{Peer, Reply};
 use crate::core::{Event, NotKept, NotSent, NotYet, Work};
@@ -42,6 +42,9 @@ impl Peer {
     ) -> Result<Reply, CallErrorKind> {
         let core = &self.core;
         let Call { deadline, .. } = call;
+        if !call.is_canary() {
+            core.tell_what_is_untold(deadline).map_err(|ended| self.gone(ended))?;
+        }
         let (mut attempt, mut sent, mut tries) = (0, Route::default(), Tries::new());
         // What could not be taken of the answer, each time.
         let mut refused: Vec<(rung::RungId, Refusal)> = Vec::new();
@@ -50,14 +53,14 @@ impl Peer {
             // Again after a NACK; a value that is gone was accepted.
             if let Some(undelivered) = &*value {
                 attempt += 1;
-                let packing = self.pack(undelivered, &tries, call)?;
+                let mut packing = self.pack(undelivered, &mut tries, call)?;
                 reached("call-packed");
                 let rank = |rung: &_| core.sessions.rank(rung);
                 if let Err(below) = call.require.check(&packing.route, rank) {
                     undo(packing, &core.sessions);
                     return Err(CallErrorKind::BelowRequired(below));
                 }
-                tries.note(&packing);
+                tries.note(&mut packing);
                 sent = self.send_call(id, attempt, nested, packing, call)?;
             }
             let event = loop {
@@ -93,9 +96,10 @@ impl Peer {
             };
             match event {
                 Err((storage, code, text)) => {
-                    let again = attempt < ATTEMPTS
-                        && !call.is_canary()
-                        && tries.go_on(core, storage, &code, &text);
+                    // That a block is not known is nothing that a canary is to show.
+                    let heals = !call.is_canary() || code == Reason::UnknownBlock.code();
+                    let again =
+                        attempt < ATTEMPTS && heals && tries.go_on(core, storage, &code, &text);
                     if !again {
                         return Err(CallErrorKind::NotAccepted { code, text });
                     }
@@ -133,7 +137,12 @@ impl Peer {
     }
 
     /// Packs a value, and proves what is to be proven first.
-    fn pack(&self, value: &Value, tries: &Tries, call: Call<'_>) -> Result<Packing, CallErrorKind> {
+    fn pack(
+        &self,
+        value: &Value,
+        tries: &mut Tries,
+        call: Call<'_>,
+    ) -> Result<Packing, CallErrorKind> {
         let core = &self.core;
         loop {
             let how = How {
@@ -143,14 +152,19 @@ impl Peer {
                 sampling: (!call.is_canary()).then_some(&core.sampling),
                 doubted: tries.doubted(),
                 channel: core.id,
+                avoid: &tries.avoid,
             };
             match pack(value, &core.sessions, how) {
                 Ok(packing) => return Ok(packing),
                 Err(NotPacked::Unsendable(unsendable)) => {
                     return Err(CallErrorKind::Unsendable(unsendable));
                 }
-                // Whatever comes of it is a verdict, so the next time something else is wanting, if anything.
-                Err(NotPacked::Unproven(need)) => core.prove_first(need, call.deadline)?,
+                // A verdict, or what is to be avoided this time: the next time something else is wanting, if
+                // anything.
+                Err(NotPacked::Unproven(need)) => {
+                    core.prove_first(need, tries, call.deadline)
+                        .map_err(|ended| self.gone(ended))?;
+                }
             }
         }
     }
@@ -165,11 +179,11 @@ impl Peer {
     ) -> Result<Route, CallErrorKind> {
         let core = &self.core;
         let deadline = call.deadline;
-        let bounds = core.bounds_of(call.is_canary());
-        let leases = core.keep(&mut packing, bounds, deadline).map_err(|error| match error {
-            NotKept::OverBound(text) => CallErrorKind::OverBound(text),
-            NotKept::NotYet(error) => self.not_yet(error, None),
-        })?;
+        let leases =
+            core.keep(&mut packing, call.is_canary(), deadline).map_err(|error| match error {
+                NotKept::OverBound(text) => CallErrorKind::OverBound(text),
+                NotKept::NotYet(error) => self.not_yet(error, None),
+            })?;
         let Packing { value, parcels, handles, route, .. } = packing;
         let method = call.method.to_owned();
         let message = Message::Call { id, attempt, root: nested, method, parcels, value };

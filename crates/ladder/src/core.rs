@@ -23,6 +23,7 @@ use crate::ladder::Sessions;
 use crate::own;
 use crate::pack::{Packing, Sampling};
 use crate::pool::{Pool, Refused};
+use crate::prove::Proofs;
 use crate::stats::Counters;
 use crate::transfer::Tries;
 use crate::wire::{self, Accepted, Message, Of, Riders, Role, Root};
@@ -42,6 +43,9 @@ const EVENTS_COST: usize = 128 << 20;
 
 /// The channel's own calls are numbered from here: within what a double holds exactly.
 const OWN_CALLS: u64 = 1 << 52;
+
+/// How many of the peer's own calls are answered at a time where nobody serves.
+const OWN_THREADS: usize = 4;
 
 /// How deep our calls may be nested in one root: each is a part of one thread's stack.
 const NESTED: usize = 64;
@@ -151,6 +155,8 @@ pub(crate) struct Router {
     next_call: u64,
     next_own: u64,
     pub(crate) pool: Pool,
+    /// Threads that answer the channel's own calls where nobody serves.
+    own_threads: usize,
     pub(crate) answers: HashMap<u64, Answer>,
 }
 
@@ -291,6 +297,8 @@ pub(crate) struct Core {
     pub(crate) proven: AtomicBool,
     /// Whether the peer has told what its canaries showed.
     pub(crate) heard: AtomicBool,
+    /// What is being proven, and what the peer has not been told.
+    pub(crate) proofs: Proofs,
     pub(crate) process: Option<Arc<Process>>,
     pub(crate) link: Link,
     pub(crate) sessions: Sessions,
@@ -353,6 +361,7 @@ impl Core {
             sampling,
             proven: AtomicBool::new(false),
             heard: AtomicBool::new(false),
+            proofs: Proofs::default(),
             process,
             link,
             sessions,
@@ -374,15 +383,6 @@ impl Core {
         // The first one, since the returns are new.
         let _ = core.returns.channel.set(channel);
         core
-    }
-
-    /// What the peer may be lent: a canary is let go at once, and is nobody's to count.
-    pub(crate) fn bounds_of(&self, is_canary: bool) -> Bounds {
-        if is_canary {
-            Bounds { bytes: u64::MAX, leases: usize::MAX, ..self.bounds }
-        } else {
-            self.bounds
-        }
     }
 
     /// Whether this is still the process that made it, not a fork of it.
@@ -437,6 +437,8 @@ impl Core {
             || self.keeper.has_lent()
             || self.given_up.load(Ordering::Relaxed) > 0
             || self.sessions.keep()
+            // The host may prove something before this side begins to serve.
+            || (self.role == Role::Worker && self.proven.load(Ordering::Relaxed))
     }
 
     /// A call of ours is given up before its answer came.
@@ -597,7 +599,7 @@ impl Core {
 
     /// What a message asks for that is not done under the lock.
     fn apply(self: &Arc<Self>, effects: Effects) {
-        let Effects { stale, accepted, owners, spawn, refused } = effects;
+        let Effects { stale, accepted, owners, spawn, own, refused } = effects;
         // Owners, and the values of accepted answers, may hold anything, leases of others too: dropped
         // outside all locks, when this thread no longer reads (L7).
         drop((accepted, owners));
@@ -609,6 +611,35 @@ impl Core {
         }
         if spawn {
             self.spawn_server();
+        }
+        if let Some(call) = own {
+            self.answer_apart(call);
+        }
+    }
+
+    /// Answers one of the channel's own calls on a thread for it alone: a server that took users' calls too
+    /// would take them before there is a handler.
+    fn answer_apart(self: &Arc<Self>, call: Incoming) {
+        let core = Arc::clone(self);
+        let slot = Arc::new(Mutex::new(Some(call)));
+        let mine = Arc::clone(&slot);
+        let take = |slot: &Mutex<Option<Incoming>>| {
+            slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+        };
+        let started = std::thread::Builder::new().name("ladder-canary".into()).spawn(move || {
+            if let Some(call) = take(&mine)
+                && let Err(ended) = core.perform(Work::Call(call), None)
+            {
+                tracing::debug!("while answering a canary: {ended}");
+            }
+            core.router().own_threads -= 1;
+        });
+        if let Err(error) = started {
+            tracing::error!("no thread to answer a canary with: {error}");
+            self.router().own_threads -= 1;
+            if let Some(call) = take(&slot) {
+                self.refuse(call, "busy", "no thread could be started".into());
+            }
         }
     }
 
@@ -813,7 +844,7 @@ impl Core {
     pub(crate) fn keep(
         self: &Arc<Self>,
         packing: &mut Packing,
-        bounds: Bounds,
+        own: bool,
         deadline: Option<Instant>,
     ) -> Result<Vec<(RungId, LeaseId)>, NotKept> {
         let mut owners = std::mem::take(&mut packing.owners);
@@ -822,12 +853,12 @@ impl Core {
         let bytes = owners.iter().map(|(_, _, bytes, _)| bytes).sum();
         let error = loop {
             let text;
-            (text, owners) = match self.keeper.keep_all(owners, bounds) {
+            (text, owners) = match self.keeper.keep_all(owners, own, self.bounds) {
                 Ok(()) => return Ok(leases),
                 Err(refused) => refused,
             };
-            let room = || self.keeper.has_room(leases.len(), bytes, bounds);
-            if bounds.policy == AtBound::Refuse || !room().1 {
+            let room = || self.keeper.has_room(leases.len(), bytes, self.bounds);
+            if own || self.bounds.policy == AtBound::Refuse || !room().1 {
                 break NotKept::OverBound(text);
             }
             // Reading meanwhile, since what makes room is read; and looking again soon, since room is also
@@ -948,6 +979,8 @@ struct Effects {
     /// Of the leases that came home.
     owners: Vec<Owner>,
     spawn: bool,
+    /// One of the channel's own calls, for a thread of its own.
+    own: Option<Incoming>,
     refused: Option<Refused>,
 }
 
@@ -985,7 +1018,17 @@ fn dispatch(
                     }
                 }
                 None => {
-                    let has_handler = own || core.handler.get().is_some();
+                    let has_handler = core.handler.get().is_some();
+                    if own && !has_handler && !router.pool.has_time() {
+                        if router.own_threads < OWN_THREADS {
+                            router.own_threads += 1;
+                            effects.own = Some(call);
+                        } else {
+                            let text = "enough canaries are being answered".into();
+                            effects.refused = Some(Refused { call, code: "busy", text });
+                        }
+                        return;
+                    }
                     (effects.spawn, effects.refused) =
                         router.pool.offer(call, has_handler, core.role);
                 }

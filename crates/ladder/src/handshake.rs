@@ -22,6 +22,9 @@ use crate::wire::{self, Hello, Message, Role, VERSION};
 /// Lowest and highest version that this build speaks.
 const SPOKEN: [u32; 2] = [VERSION, VERSION];
 
+/// What a host may ask a worker to wait, at most.
+const LONGEST: Duration = Duration::from_secs(3600);
+
 /// How long a dead worker may take to be seen dead, for a better error.
 const POST_MORTEM: Duration = Duration::from_secs(1);
 
@@ -49,7 +52,8 @@ pub(crate) fn greet(
 
     let offers = ladder.probe();
     let mine = facts::gather(ladder);
-    let (json, handles) = hello(role, &offers, mine.clone()).map_err(broken)?;
+    let waits = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+    let (json, handles) = hello(role, &offers, mine.clone(), waits).map_err(broken)?;
     match link.send(&json, &handles, deadline) {
         // A peer that is gone already may have said why: that is still to be read.
         Ok(()) | Err(LinkError::Closed) => reached("hello-sent"),
@@ -90,12 +94,21 @@ pub(crate) fn greet(
         );
     }
     let sessions = ladder.open(&offers, &their_offers, &theirs.lacks, trust);
+    // A worker has as much patience as its host, who has been told how much there is to prove.
+    let waits = Duration::from_millis(theirs.waits).min(LONGEST);
+    let handshake = if role == Role::Worker { limit.max(waits) } else { limit };
+    let options = Options { handshake, ..options };
     Ok(Core::new(link, role, sessions, [mine, theirs.facts], options, process))
 }
 
 type Probed = [(RungId, Result<Offer, rung::Refusal>)];
 
-fn hello(role: Role, offers: &Probed, facts: Facts) -> Result<(String, Vec<Handle>), Fault> {
+fn hello(
+    role: Role,
+    offers: &Probed,
+    facts: Facts,
+    waits: u64,
+) -> Result<(String, Vec<Handle>), Fault> {
     let (mut wires, mut handles) = (Vec::new(), Vec::new());
     for offer in offers.iter().filter_map(|(_, offer)| offer.as_ref().ok()) {
         // The offer itself is still needed to open, so its handles go as duplicates.
@@ -114,6 +127,6 @@ fn hello(role: Role, offers: &Probed, facts: Facts) -> Result<(String, Vec<Handl
         Some((rung.clone(), refusal.reason().code().to_owned(), detail))
     });
     let (offers, lacks) = (wires, lacks.collect());
-    let message = Message::Hello(Hello { role, protocol: SPOKEN, facts, offers, lacks });
+    let message = Message::Hello(Hello { role, protocol: SPOKEN, facts, offers, lacks, waits });
     Ok((wire::encode(&message, &wire::Riders::default())?, handles))
 }

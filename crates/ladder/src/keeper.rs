@@ -22,6 +22,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Kept {
+    /// Whether it is a canary's: not what a user lent, and bounded apart.
+    own: bool,
     bytes: u64,
     owner: Owner,
     since: Instant,
@@ -102,9 +104,23 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 struct Table {
     kept: HashMap<(RungId, LeaseId), Kept>,
-    /// Of all entries.
+    /// Of users' entries, and of canaries'.
+    held: [Held; 2],
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Held {
+    leases: usize,
     bytes: u64,
 }
+
+/// What canaries may be lent out at a time: more is a peer that asks for them and gives none back.
+const CANARIES: Bounds = Bounds {
+    bytes: 64 << 20,
+    leases: 64,
+    policy: AtBound::Refuse,
+    alarm: Duration::from_secs(120),
+};
 
 impl std::fmt::Debug for Keeper {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -118,11 +134,13 @@ impl Keeper {
     pub(crate) fn keep_all(
         &self,
         owners: Vec<Exported>,
+        own: bool,
         bounds: Bounds,
     ) -> Result<(), (String, Vec<Exported>)> {
+        let bounds = if own { CANARIES } else { bounds };
         let more: u64 = owners.iter().map(|(_, _, bytes, _)| bytes).sum();
         let mut table = lock(&self.table);
-        let (held, leases) = (table.bytes, table.kept.len());
+        let Held { leases, bytes: held } = table.held[usize::from(own)];
         if !bounds.allow(leases + owners.len(), held.saturating_add(more)) {
             drop(table);
             let text = format!(
@@ -137,9 +155,10 @@ impl Keeper {
         let since = Instant::now();
         for (rung, lease, bytes, owner) in owners {
             // A session mints each lease once, so nothing is replaced.
-            table.kept.insert((rung, lease), Kept { bytes, owner, since, alarmed: false });
+            table.kept.insert((rung, lease), Kept { own, bytes, owner, since, alarmed: false });
+            table.held[usize::from(own)].leases += 1;
         }
-        table.bytes += more;
+        table.held[usize::from(own)].bytes += more;
         self.lent.store(table.kept.len(), Ordering::Relaxed);
         Ok(())
     }
@@ -149,8 +168,9 @@ impl Keeper {
     #[must_use]
     pub(crate) fn release(&self, rung: &RungId, lease: LeaseId) -> Option<Owner> {
         let mut table = lock(&self.table);
-        let Kept { bytes, owner, .. } = table.kept.remove(&(rung.clone(), lease))?;
-        table.bytes -= bytes;
+        let Kept { own, bytes, owner, .. } = table.kept.remove(&(rung.clone(), lease))?;
+        let held = &mut table.held[usize::from(own)];
+        (held.leases, held.bytes) = (held.leases - 1, held.bytes - bytes);
         self.lent.store(table.kept.len(), Ordering::Relaxed);
         Some(owner)
     }
@@ -162,8 +182,8 @@ impl Keeper {
 
     /// Whether so much more would fit: now, and if nothing else were lent.
     pub(crate) fn has_room(&self, leases: usize, bytes: u64, bounds: Bounds) -> (bool, bool) {
-        let table = lock(&self.table);
-        let now = bounds.allow(table.kept.len() + leases, table.bytes.saturating_add(bytes));
+        let [held, _] = lock(&self.table).held;
+        let now = bounds.allow(held.leases + leases, held.bytes.saturating_add(bytes));
         (now, bounds.allow(leases, bytes))
     }
 
@@ -206,10 +226,10 @@ impl Keeper {
         self.alarms.load(Ordering::Relaxed)
     }
 
-    /// Leases out, and their bytes.
+    /// Users' leases out, and their bytes.
     pub(crate) fn out(&self) -> (usize, u64) {
-        let table = lock(&self.table);
-        (table.kept.len(), table.bytes)
+        let [held, _] = lock(&self.table).held;
+        (held.leases, held.bytes)
     }
 }
 
@@ -459,7 +479,7 @@ mod tests {
                         let owner = Arc::new(lease);
                         model.insert(lease, Arc::downgrade(&owner));
                         let owner = (RungId::SHM, LeaseId(lease), 10, Box::new(owner) as Owner);
-                        prop_assert!(keeper.keep_all(vec![owner], Bounds::default()).is_ok());
+                        prop_assert!(keeper.keep_all(vec![owner], false, Bounds::default()).is_ok());
                     }
                     Step::Keep(_) => {}
                     Step::Release(lease) => {
@@ -482,7 +502,7 @@ mod tests {
         let keeper = Keeper::default();
         let owner = |lease, bytes| (RungId::SHM, LeaseId(lease), bytes, Box::new(()) as Owner);
         let bounds = Bounds { bytes: 100, leases: 3, ..Bounds::default() };
-        let keeps = |owners| keeper.keep_all(owners, bounds).is_ok();
+        let keeps = |owners| keeper.keep_all(owners, false, bounds).is_ok();
         assert!(keeps(vec![owner(1, 60)]));
         assert!(!keeps(vec![owner(2, 10), owner(3, 31)]));
         assert_eq!(keeper.out(), (1, 60));
@@ -505,7 +525,9 @@ mod tests {
         let keeper = Arc::new(Keeper::default());
         let owner: Owner = Box::new(Looks(Arc::clone(&keeper)));
         assert!(
-            keeper.keep_all(vec![(RungId::SHM, LeaseId(1), 1, owner)], Bounds::default()).is_ok()
+            keeper
+                .keep_all(vec![(RungId::SHM, LeaseId(1), 1, owner)], false, Bounds::default())
+                .is_ok()
         );
         drop(keeper.release(&RungId::SHM, LeaseId(1)));
     }
@@ -527,7 +549,8 @@ mod tests {
     fn a_lease_that_is_kept_for_long_is_warned_of_once_and_lives_on() {
         let keeper = Keeper::default();
         let owner: Owner = Box::new(());
-        let kept = keeper.keep_all(vec![(RungId::SHM, LeaseId(7), 42, owner)], Bounds::default());
+        let kept =
+            keeper.keep_all(vec![(RungId::SHM, LeaseId(7), 42, owner)], false, Bounds::default());
         assert!(kept.is_ok());
         keeper.sound_alarms(Duration::from_secs(60));
         assert_eq!(keeper.alarms(), 0);

@@ -1,13 +1,16 @@
 //! Which rungs there are, which of them this pair of processes opened, and what is proven of each.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use canary::{Facts, Finding, Proof, RungReport, Verdict};
 use rung::{
     Carrier, Device, Form, LeaseId, Meta, Offer, Owner, ParcelWire, Reach, Reason, Receipt,
     Refusal, Rung, RungId, Session, Trust,
 };
+
+use crate::core::Core;
 
 /// Rungs from the highest to the lowest.
 #[derive(Debug, Clone)]
@@ -66,7 +69,8 @@ impl Ladder {
                 (Some(Err(refusal)), _) => Err(refusal.clone()),
                 _ => Err(match lacks.iter().find(|(lacking, ..)| *lacking == id) {
                     Some((_, code, detail)) => {
-                        let reason = Reason::from_code(code).unwrap_or(Reason::NotOffered);
+                        let reason = Reason::from_code(code).filter(|reason| !is_verdict(*reason));
+                        let reason = reason.unwrap_or(Reason::NotOffered);
                         let detail: String = detail.chars().take(200).collect();
                         Refusal::new(reason, format!("on the other side: {detail}"))
                     }
@@ -82,6 +86,7 @@ impl Ladder {
         Sessions {
             opened: opened.collect(),
             above_inline: RwLock::default(),
+            changes: AtomicU64::new(0),
             forwards: RwLock::default(),
         }
     }
@@ -109,16 +114,21 @@ pub(crate) struct Sessions {
     opened: Vec<Opened>,
     /// Worked out once for many messages, until a verdict changes.
     above_inline: RwLock<Option<Declined>>,
+    /// How often a verdict changed.
+    changes: AtomicU64,
     /// What is known of memory that another channel's peer lent, on its rung and device: whether this peer
     /// can take it.
-    forwards: RwLock<HashMap<Way, Verdict>>,
+    forwards: RwLock<HashMap<Way, (Verdict, Weak<Core>)>>,
 }
 
 /// Rungs, and why each did not take a leaf.
 type Declined = Arc<[(RungId, Refusal)]>;
 
-/// From the peer of which channel, on which rung and device.
+/// From the peer of which channel, or [`MINE`], on which rung and device.
 pub(crate) type Way = (u64, RungId, Device);
+
+/// Of memory that no other channel's peer lent.
+pub(crate) const MINE: u64 = 0;
 
 #[derive(Debug)]
 struct Opened {
@@ -140,13 +150,15 @@ struct Known {
     /// What the peer's showed, likewise: its way there is the way here.
     their_sent: Verdict,
     their_came_back: Verdict,
+    /// How often it was demoted in the middle of work: a canary that flew before says nothing of after.
+    demotions: u64,
 }
 
 impl Known {
     fn new(proof: Proof) -> Self {
         let (sent, their_sent) = (proof.sending.clone(), proof.receiving.clone());
         let (came_back, their_came_back) = (Verdict::Unproven, Verdict::Unproven);
-        Self { proof, sent, came_back, their_sent, their_came_back }
+        Self { proof, sent, came_back, their_sent, their_came_back, demotions: 0 }
     }
 
     /// A way is what whoever sends on it found, unless what came back on it was wrong.
@@ -160,6 +172,18 @@ impl Known {
         self.proof.sending = and_back(&self.sent, &self.their_came_back);
         self.proof.receiving = and_back(&self.their_sent, &self.came_back);
     }
+}
+
+/// What was found last counts, unless nothing was.
+fn renew(known: &mut Verdict, found: Verdict) {
+    if found != Verdict::Unproven {
+        *known = found;
+    }
+}
+
+/// What only a canary can say, and no side of itself.
+fn is_verdict(reason: Reason) -> bool {
+    matches!(reason, Reason::Unproven | Reason::Demoted | Reason::NoCarrier | Reason::Corrupt)
 }
 
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
@@ -313,6 +337,7 @@ impl Sessions {
         if let Some(known) = &*read(&self.above_inline) {
             return Arc::clone(known);
         }
+        let changes = self.changes.load(Ordering::Acquire);
         let above = self.all(Via::Proven).take_while(|(rung, _)| **rung != RungId::INLINE);
         let why = above.map(|(rung, form)| {
             let refusal = match form {
@@ -323,7 +348,11 @@ impl Sessions {
             (rung.clone(), refusal)
         });
         let why: Declined = why.collect();
-        *write(&self.above_inline) = Some(Arc::clone(&why));
+        let mut known = write(&self.above_inline);
+        if changes == self.changes.load(Ordering::Acquire) {
+            *known = Some(Arc::clone(&why));
+        }
+        drop(known);
         why
     }
 
@@ -391,7 +420,9 @@ impl Sessions {
             known.settle();
         }
         drop(proofs);
-        *write(&self.above_inline) = None;
+        let mut known = write(&self.above_inline);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        *known = None;
     }
 
     /// What is to be proven at connect, from the highest rung but the forms last, since theirs ride a
@@ -428,11 +459,23 @@ impl Sessions {
         of(true).chain(of(false)).collect()
     }
 
-    /// What this side's canary showed.
-    pub(crate) fn found(&self, finding: &Finding) {
+    /// What is known of sending on a rung and device, and how often it was demoted.
+    pub(crate) fn sending(&self, rung: &RungId, device: Device) -> Option<(Verdict, u64)> {
+        let opened = self.opened.iter().find(|opened| opened.id == *rung)?;
+        let proofs = read(&opened.proofs);
+        let known = proofs.iter().find(|known| known.proof.device == device)?;
+        Some((known.proof.sending.clone(), known.demotions))
+    }
+
+    /// What this side's canary showed, unless the rung was demoted since it flew.
+    pub(crate) fn found(&self, finding: &Finding, demotions: u64) {
         let Finding { rung, device, sending, returning, time, .. } = finding.clone();
         self.change(&rung, device, |known| {
-            (known.sent, known.came_back, known.proof.time) = (sending, returning, time);
+            if known.demotions == demotions {
+                known.sent = sending;
+            }
+            renew(&mut known.came_back, returning);
+            known.proof.time = time;
         });
     }
 
@@ -445,7 +488,8 @@ impl Sessions {
         returning: Verdict,
     ) {
         self.change(rung, device, |known| {
-            (known.their_sent, known.their_came_back) = (sending, returning);
+            renew(&mut known.their_sent, sending);
+            renew(&mut known.their_came_back, returning);
         });
     }
 
@@ -461,10 +505,13 @@ impl Sessions {
 
     /// Takes a carrier out of use for sending memory of a device; whether a lower one is left.
     pub(crate) fn demote(&self, rung: &RungId, device: Device, why: &Refusal) -> bool {
-        if !self.has_lower(rung, device) {
+        if !self.has_lower(rung, |lower| lower.sending(device)) {
             return false;
         }
-        self.change(rung, device, |known| known.sent = Verdict::Demoted(why.clone()));
+        self.change(rung, device, |known| {
+            known.sent = Verdict::Demoted(why.clone());
+            known.demotions += 1;
+        });
         true
     }
 
@@ -475,16 +522,23 @@ impl Sessions {
             read(&opened.proofs).iter().map(|known| known.proof.device).collect();
         // Which device it was a parcel that was not imported says to nobody.
         let [device] = devices[..] else { return };
-        if self.has_lower(rung, device) {
+        let receiving = |lower: &Opened| {
+            let proofs = read(&lower.proofs);
+            let known = proofs.iter().find(|known| known.proof.device == device);
+            known.map_or(Verdict::NotOffered(Reason::OtherKind.into()), |known| {
+                known.proof.receiving.clone()
+            })
+        };
+        if self.has_lower(rung, receiving) {
             self.change(rung, device, |known| known.their_sent = Verdict::Demoted(why.clone()));
         }
     }
 
-    fn has_lower(&self, rung: &RungId, device: Device) -> bool {
+    /// Whether a carrier below this one is left, by what is known of a way.
+    fn has_lower(&self, rung: &RungId, way: impl Fn(&Opened) -> Verdict) -> bool {
         let below = self.opened.iter().skip_while(|opened| opened.id != *rung).skip(1);
         below.into_iter().any(|lower| {
-            lower.is_carrier()
-                && matches!(lower.sending(device), Verdict::Verified | Verdict::Unproven)
+            lower.is_carrier() && matches!(way(lower), Verdict::Verified | Verdict::Unproven)
         })
     }
 
@@ -510,12 +564,22 @@ impl Sessions {
 
     /// What is known of a forward.
     pub(crate) fn forward(&self, way: &Way) -> Option<Verdict> {
-        read(&self.forwards).get(way).cloned()
+        read(&self.forwards).get(way).map(|(verdict, _)| verdict.clone())
     }
 
     /// What a forwarded canary showed.
-    pub(crate) fn forwarded(&self, way: Way, verdict: Verdict) {
-        write(&self.forwards).insert(way, verdict);
+    pub(crate) fn forwarded(&self, way: Way, verdict: Verdict, lender: Weak<Core>) {
+        let mut forwards = write(&self.forwards);
+        // Of channels that are gone nothing needs to be known for long.
+        forwards.retain(|_, (_, lender)| lender.strong_count() > 0);
+        forwards.insert(way, (verdict, lender));
+    }
+
+    /// Memory of another channel's peer could not be taken after all.
+    pub(crate) fn demote_forward(&self, way: &Way, why: &Refusal) {
+        if let Some((verdict, _)) = write(&self.forwards).get_mut(way) {
+            *verdict = Verdict::Demoted(why.clone());
+        }
     }
 
     /// Forwards are proven again before the next one.

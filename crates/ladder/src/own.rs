@@ -5,9 +5,9 @@
 //!
 //! | method | argument | answer |
 //! |---|---|---|
-//! | `$canary` | `r`: the rung, `v`: a map of leaves, `q`: whether the value need not come back | `d`: the digest of `v`, `l`: a list of each leaf's name and what it rode, `v`: `v`, or `w`: the code of why it does not come |
+//! | `$canary` | `r`: the rung, `d`: the device, `v`: a map of leaves, `q`: whether the value need not come back | `d`: the digest of `v`, `l`: a list of each leaf's name and what it rode, `v`: `v`, or `w`: the code of why it does not come |
 //! | `$make` | `r`: the rung, `d`: the device | `d`: the digest of `v`, `v`: a map of leaves in memory of the peer's, to be forwarded |
-//! | `$findings` | a list of `[rung, device, code or null, text, code or null, text]`: what this side's canaries showed of the way there, and of the way back | null |
+//! | `$findings` | a list of `[rung, device, code or null, text, code or null, text]`: what this side's canaries showed of the way there, and of the way back; null for verified, `unproven` for nothing | null |
 //! | `$reprove` | null | null, when the peer has proven its rungs anew, and told |
 
 use std::sync::Arc;
@@ -15,10 +15,11 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use canary::{Answer, Contents, Finding, Verdict, battery, digest};
-use rung::{Device, Map, Reason, Refusal, RungId, Value};
+use rung::{Device, Map, Reach, Reason, Refusal, RungId, Storage, Tensor, Value, limits};
 
 use crate::core::Core;
 use crate::handler::Failure;
+use crate::pack::{DIGESTED, bytes_of};
 use crate::transfer::refusal_of;
 use crate::unpack::Read;
 
@@ -46,6 +47,57 @@ fn text<'v>(value: &'v Value, key: &str) -> Result<&'v str, Failure> {
     value.get(key).and_then(Value::as_str).ok_or_else(|| wanted(key))
 }
 
+/// Values that a canary consists of, at most; ours have some fifty.
+const NODES: usize = 1024;
+
+/// Holds what a peer has digested here to what a canary is.
+///
+/// # Errors
+///
+/// [`Reason::TooLarge`] for more values, or views that show the bytes of their blocks more than a few times.
+pub(crate) fn check_size(value: &Value) -> Result<(), Refusal> {
+    let too_large = |what: String| Err(Refusal::new(Reason::TooLarge, what));
+    let (mut left, mut shown, mut storages) = (vec![value], 0usize, Vec::<&Arc<Storage>>::new());
+    let mut nodes = 0;
+    while let Some(value) = left.pop() {
+        nodes += 1;
+        if nodes + left.len() > NODES {
+            return too_large(format!("a canary of more than {NODES} values"));
+        }
+        let mut see = |view: &'_ Tensor| {
+            shown = shown.saturating_add(view.byte_count().max(view.layout().span().len()));
+        };
+        match value {
+            Value::Tensor(tensor) => {
+                see(tensor);
+                storages.push(tensor.storage());
+            }
+            Value::Array(array) => {
+                see(array.cells());
+                storages.push(array.cells().storage());
+            }
+            Value::Pickle(pickle) => {
+                for view in std::iter::once(pickle.stream()).chain(pickle.buffers()) {
+                    see(view);
+                    storages.push(view.storage());
+                }
+            }
+            Value::List(items) | Value::Tuple(items) | Value::Set(items) => left.extend(items),
+            Value::Map(map) => {
+                left.extend(map.iter().flat_map(|(key, item)| [key, item]));
+            }
+            // No canary has one.
+            Value::Object(_) => return too_large("an object in a canary".into()),
+            _ => {}
+        }
+    }
+    let bytes = bytes_of(storages.into_iter());
+    if shown > bytes.saturating_mul(DIGESTED).max(limits::INLINE_SUBTREE) {
+        return too_large(format!("views of {shown} bytes over {bytes}"));
+    }
+    Ok(())
+}
+
 /// An answer, and the rung that it goes back on.
 type Answered = Result<(Value, RungId), Failure>;
 
@@ -53,7 +105,7 @@ impl Core {
     /// The larger of both sides' pages.
     pub(crate) fn page(&self) -> usize {
         let pages = self.facts.iter().filter_map(|facts| facts.get("page")?.parse().ok());
-        pages.max().unwrap_or(PAGE).clamp(2048, 1 << 20)
+        pages.max().unwrap_or(PAGE).clamp(2048, 256 << 10)
     }
 
     /// Answers a call that is not a user's.
@@ -65,14 +117,19 @@ impl Core {
     ) -> Answered {
         match method {
             CANARY => self.answer_canary(read),
-            MAKE => self.make(read.value),
+            MAKE => self.make(&read.value),
             FINDINGS => {
                 self.hear(&read.value)?;
                 Ok((Value::Null, RungId::INLINE))
             }
             REPROVE => {
+                // Answers to canaries are no place to begin new ones, and one round at a time is enough.
+                if !self.proven.load(Ordering::Acquire) || self.proofs.is_busy() {
+                    return Err(Failure::new("busy", "something is being proven already"));
+                }
                 let deadline = deadline.or_else(|| Instant::now().checked_add(self.patience));
-                self.reprove_sending(deadline)?;
+                self.reprove_sending(deadline)
+                    .map_err(|error| Failure::new("unproven", error.to_string()))?;
                 Ok((Value::Null, RungId::INLINE))
             }
             other => Err(Failure::unknown_method(other)),
@@ -86,8 +143,11 @@ impl Core {
     }
 
     fn answer_canary(&self, read: Read) -> Answered {
+        // Before anything is made of it: a few words can say a lot.
+        check_size(&read.value)?;
         let route = read.route();
         let argument = read.value;
+        let device: Device = text(&argument, "d")?.parse()?;
         let rung = self.known(text(&argument, "r")?)?;
         let quiet = argument.get("q").and_then(Value::as_bool).unwrap_or(false);
         let Value::Map(argument) = argument else { return Err(wanted("a map")) };
@@ -107,14 +167,21 @@ impl Core {
         } else if !quiet {
             answer.push(("v", value));
         }
+        self.proofs.note_answer(&rung, device);
         Ok((Value::map(answer), rung))
     }
 
     /// Makes a canary for the peer to forward.
-    fn make(&self, argument: Value) -> Answered {
-        let rung = self.known(text(&argument, "r")?)?;
-        let device: Device = text(&argument, "d")?.parse()?;
+    fn make(&self, argument: &Value) -> Answered {
+        let rung = self.known(text(argument, "r")?)?;
+        let device: Device = text(argument, "d")?.parse()?;
         let carrier = self.sessions.carrier(&rung).ok_or_else(|| wanted("a carrier"))?;
+        // Only where memory of this side's comes from: nothing is set up on a device for a peer's asking.
+        let reached =
+            |(known, reach): &(Device, Reach)| *known == device && !matches!(reach, Reach::Not(_));
+        if !carrier.devices().iter().any(reached) {
+            return Err(Refusal::new(Reason::DeviceUnknown, device.to_string()).into());
+        }
         let make = |device, len, fill: battery::Fill<'_>| carrier.specimen(device, len, fill);
         let canary = battery::to_forward(&rung, device, make, &mut Contents::random()?)?;
         let answer = [("d", Value::from(canary.digest.to_string())), ("v", canary.value)];
@@ -123,18 +190,27 @@ impl Core {
 
     /// Takes in what the peer's canaries showed.
     fn hear(&self, findings: &Value) -> Result<(), Failure> {
-        for finding in findings.items().ok_or_else(|| wanted("a list"))? {
+        let findings = findings.items().ok_or_else(|| wanted("a list"))?;
+        let known = self.sessions.proofs();
+        // The peer may see devices that this side does not.
+        if findings.len() > NODES {
+            return Err(wanted("a finding for each rung and device"));
+        }
+        for finding in findings {
             let parts: Option<&[Value; 6]> =
                 finding.items().and_then(|parts| parts.try_into().ok());
             let parts = parts.ok_or_else(|| wanted("a finding of six parts"))?;
             let [rung, device, sending, why, returning, why_not] = parts;
             let text = |value: &Value| value.as_str().map(str::to_owned);
-            let rung = text(rung).and_then(|rung| self.known(&rung).ok());
-            let device = text(device).and_then(|device| device.parse().ok());
+            let rung = text(rung).and_then(|name| {
+                known.iter().map(|known| &known.rung).find(|known| known.as_str() == name)
+            });
+            let device: Option<Device> = text(device).and_then(|device| device.parse().ok());
             // A rung or a device that this side has not is none of its business.
             let (Some(rung), Some(device)) = (rung, device) else { continue };
             let verdict = |code: &Value, why: &Value| match code {
                 Value::Null => Verdict::Verified,
+                code if code.as_str() == Some(Reason::Unproven.code()) => Verdict::Unproven,
                 code if code.as_str() == Some(Reason::NoCarrier.code()) => {
                     Verdict::NotOffered(Reason::NoCarrier.into())
                 }
@@ -143,12 +219,16 @@ impl Core {
                     Verdict::Demoted(refusal_of(code.as_str().unwrap_or_default(), &why))
                 }
             };
-            let (sending, returning) = (verdict(sending, why), verdict(returning, why_not));
+            let (mut sending, returning) = (verdict(sending, why), verdict(returning, why_not));
+            if sending == Verdict::Verified && !self.proofs.has_answered(rung, device) {
+                // Said of a canary that never came here.
+                sending = Verdict::Unproven;
+            }
             if let Verdict::Demoted(refusal) = &sending {
                 let code = refusal.reason();
                 tracing::warn!(%rung, %device, %code, "demoted by the peer, from there to here: {refusal}");
             }
-            self.sessions.heard(&rung, device, sending, returning);
+            self.sessions.heard(rung, device, sending, returning);
         }
         self.heard.store(true, Ordering::Release);
         Ok(())
@@ -162,7 +242,9 @@ pub(crate) fn to_value(findings: &[Finding]) -> Value {
             Verdict::Demoted(why) | Verdict::NotOffered(why) => {
                 (Value::from(why.reason().code()), Value::from(cut(why)))
             }
-            _ => (Value::Null, Value::from("")),
+            Verdict::Verified => (Value::Null, Value::from("")),
+            // Nothing was seen of it, which is not to say that it is right.
+            _ => (Value::from(Reason::Unproven.code()), Value::from("")),
         };
         let ((sending, why), (returning, why_not)) =
             (parts(&finding.sending), parts(&finding.returning));

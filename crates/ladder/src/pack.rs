@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use canary::{Digest, digest};
 use rung::{
-    Device, Fault, Handle, Layout, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason,
-    Refusal, RungId, Storage, Tensor, Unsendable, Value, limits,
+    Fault, Handle, Layout, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason, Refusal,
+    RungId, Storage, Tensor, Unsendable, Value, limits,
 };
 use serde::{Deserialize, Serialize};
 use tier_inline::codec::{self, Splice};
@@ -25,7 +25,7 @@ use tier_inline::codec::{self, Splice};
 use crate::bundle::Bundle;
 use crate::core::Core;
 use crate::keeper::LeaseGuard;
-use crate::ladder::{Sessions, Via, Way};
+use crate::ladder::{MINE, Sessions, Via, Way};
 use crate::route::{LeafPath, Leg, Route, What, share};
 pub(crate) use crate::survey::Blocks;
 use crate::survey::{Named, Places, Survey, Table, Taken, address, place};
@@ -128,8 +128,8 @@ pub(crate) struct Packing {
     pub(crate) parcels: Vec<ParcelWire>,
     pub(crate) handles: Vec<Handle>,
     pub(crate) owners: Vec<crate::keeper::Exported>,
-    /// Where each parcel's memory is.
-    pub(crate) devices: Vec<Device>,
+    /// What each parcel rides.
+    pub(crate) ways: Vec<Way>,
     pub(crate) route: Route,
 }
 
@@ -144,6 +144,14 @@ pub(crate) struct How<'a> {
     pub(crate) doubted: bool,
     /// Which channel this is.
     pub(crate) channel: u64,
+    /// What could not be proven in time, and is not waited for again in this message.
+    pub(crate) avoid: &'a [(Way, Refusal)],
+}
+
+impl How<'_> {
+    fn avoided(&self, way: &Way) -> Option<&Refusal> {
+        self.avoid.iter().find(|(avoided, _)| avoided == way).map(|(_, why)| why)
+    }
 }
 
 /// Which leaves a digest goes with.
@@ -193,13 +201,13 @@ impl From<Unsendable> for NotPacked {
     }
 }
 
-/// What is to be proven before a value can be sent.
+/// What is to be proven before a value can be sent: a rung on a device, or that this peer can take what another
+/// one lent.
 #[derive(Debug)]
-pub(crate) enum Need {
-    /// A rung on a device.
-    Rung(RungId, Device),
-    /// That this peer can take what another one lent.
-    Forward(Way, Weak<Core>),
+pub(crate) struct Need {
+    pub(crate) way: Way,
+    /// Whose memory it is, where that is another peer's.
+    pub(crate) lender: Option<Weak<Core>>,
 }
 
 /// Packs a value for one peer.
@@ -217,6 +225,9 @@ pub(crate) fn pack(value: &Value, sessions: &Sessions, how: How<'_>) -> Result<P
     // About as many as there are leaves.
     let legs = Vec::with_capacity(survey.nodes().min(1024));
     let (places, table) = place(survey, blocks);
+    if let Some(need) = need(&table, sessions, how) {
+        return Err(NotPacked::Unproven(need));
+    }
     let bytes = || bytes_of(table.iter().map(|(storage, _)| storage));
     let sampled = how.sampling.is_some_and(|sampling| sampling.every.load(Ordering::Relaxed) > 0);
     let digests = sampled || how.doubted;
@@ -236,9 +247,9 @@ pub(crate) fn pack(value: &Value, sessions: &Sessions, how: How<'_>) -> Result<P
     let mut packing = Packing::default();
     let packed = pack_into(&mut packing, value, table, &mut packer);
     packing.route = packer.route;
-    if let Err(not_packed) = packed {
+    if let Err(unsendable) = packed {
         undo(packing, sessions);
-        return Err(not_packed);
+        return Err(unsendable.into());
     }
     Ok(packing)
 }
@@ -255,10 +266,12 @@ fn pack_into(
     value: &Value,
     table: Table,
     packer: &mut Packer<'_>,
-) -> Result<(), NotPacked> {
+) -> Result<(), Unsendable> {
     for (storage, first) in table {
         let exported = export(packer.sessions, &storage, &first, packer.how)?;
-        packing.devices.push(storage.device());
+        packing.ways.push(
+            exported.another.unwrap_or_else(|| (MINE, exported.rung.clone(), storage.device())),
+        );
         let (rung, lease, bytes) = (exported.rung, exported.lease, storage.len() as u64);
         packing.owners.push((rung.clone(), lease, bytes, exported.owner));
         packing.parcels.push(exported.wire);
@@ -271,7 +284,7 @@ fn pack_into(
             time: exported.time,
         });
     }
-    Ok(codec::encode(value, &mut packing.value, packer)?)
+    codec::encode(value, &mut packing.value, packer)
 }
 
 struct Exported {
@@ -283,15 +296,38 @@ struct Exported {
     copies: u8,
     declined: Vec<(RungId, Refusal)>,
     time: Duration,
+    /// Whose memory it is, where that is another peer's and goes on as it is.
+    another: Option<Way>,
 }
 
 /// Whose memory a storage is, if it is another channel's peer's, and on which rung it came.
 fn lent_by_another(storage: &Storage, how: How<'_>) -> Option<(Way, Weak<Core>)> {
     let Via::Proven = how.via else { return None };
-    let rung = storage.provenance()?.rung.clone();
+    let rung = &storage.provenance()?.rung;
     let (channel, core) = storage.guard_as::<LeaseGuard>()?.channel()?;
-    let way = (channel, rung, storage.device());
-    (channel != how.channel).then_some((way, core))
+    // What is ours and came back is ours to lend.
+    let another = channel != how.channel && !storage.memory().is_ours();
+    another.then(|| ((channel, rung.clone(), storage.device()), core))
+}
+
+/// The first thing that is to be proven before anything of a table is exported.
+fn need(table: &Table, sessions: &Sessions, how: How<'_>) -> Option<Need> {
+    let Via::Proven = how.via else { return None };
+    table.iter().find_map(|(storage, _)| {
+        let device = storage.device();
+        let another = lent_by_another(storage, how);
+        sessions.carriers(device, how.via).find_map(|(id, carrier)| match (carrier, &another) {
+            (Err(why), _) if why.reason() == Reason::Unproven && sessions.session(id).is_some() => {
+                let way = (MINE, id.clone(), device);
+                how.avoided(&way).is_none().then_some(Need { way, lender: None })
+            }
+            (Ok(_), Some((way, lender))) if way.1 == *id && sessions.forward(way).is_none() => {
+                let lender = Some(Weak::clone(lender));
+                how.avoided(way).is_none().then(|| Need { way: way.clone(), lender })
+            }
+            _ => None,
+        })
+    })
 }
 
 /// Down the carriers until one takes it.
@@ -300,21 +336,23 @@ fn export(
     storage: &Arc<Storage>,
     first: &Named,
     how: How<'_>,
-) -> Result<Exported, NotPacked> {
+) -> Result<Exported, Unsendable> {
     let mut declined = Vec::new();
-    if let Some(exported) = export_as_it_is(sessions, storage, first, how, &mut declined)? {
-        return Ok(exported);
+    let another = lent_by_another(storage, how).map(|(way, _)| way);
+    let exported = export_as_it_is(sessions, storage, first, how, another.as_ref(), &mut declined);
+    if let Some(exported) = exported {
+        return Ok(Exported { another, ..exported });
     }
-    let forwarded = lent_by_another(storage, how).is_some();
-    if forwarded && storage.device().is_host() {
+    if another.is_some() && storage.device().is_host() {
         // What cannot go on as it is can be copied.
         let copy = Arc::new(Storage::new(Bundle::copy_of(storage)));
-        if let Some(exported) = export_as_it_is(sessions, &copy, first, how, &mut declined)? {
+        let exported = export_as_it_is(sessions, &copy, first, how, None, &mut declined);
+        if let Some(exported) = exported {
             return Ok(exported);
         }
     }
     let Named { path, kind } = first.clone();
-    Err(Unsendable { path, kind, refusals: declined }.into())
+    Err(Unsendable { path, kind, refusals: declined })
 }
 
 fn export_as_it_is(
@@ -322,26 +360,18 @@ fn export_as_it_is(
     storage: &Arc<Storage>,
     first: &Named,
     how: How<'_>,
+    another: Option<&Way>,
     declined: &mut Vec<(RungId, Refusal)>,
-) -> Result<Option<Exported>, NotPacked> {
+) -> Option<Exported> {
     let started = Instant::now();
     let device = storage.device();
-    let another = lent_by_another(storage, how);
     for (id, carrier) in sessions.carriers(device, how.via) {
-        if let Err(refusal) = &carrier
-            && refusal.reason() == Reason::Unproven
-        {
-            return Err(NotPacked::Unproven(Need::Rung(id.clone(), device)));
-        }
-        let forward = match &another {
-            Some((way, core)) if carrier.is_ok() && way.1 == *id => match sessions.forward(way) {
-                None => {
-                    let need = Need::Forward(way.clone(), Weak::clone(core));
-                    return Err(NotPacked::Unproven(need));
-                }
+        let forward = match another.filter(|way| carrier.is_ok() && way.1 == *id) {
+            None => Ok(()),
+            Some(way) => match sessions.forward(way) {
                 Some(verdict) => verdict.usable(),
+                None => Err(how.avoided(way).cloned().unwrap_or(Reason::Unproven.into())),
             },
-            _ => Ok(()),
         };
         let packed = carrier.and_then(|carrier| {
             forward?;
@@ -353,7 +383,7 @@ fn export_as_it_is(
                 let split = packed.parcel.split();
                 match split {
                     Ok((wire, handles)) => {
-                        return Ok(Some(Exported {
+                        return Some(Exported {
                             rung: id.clone(),
                             lease,
                             wire,
@@ -362,7 +392,8 @@ fn export_as_it_is(
                             copies,
                             declined: std::mem::take(declined),
                             time: started.elapsed(),
-                        }));
+                            another: None,
+                        });
                     }
                     Err(fault) => {
                         sessions.take_back(id, lease, Some(packed.owner));
@@ -371,12 +402,14 @@ fn export_as_it_is(
                 }
             }
             Err(refusal) => {
+                let not_now = how.avoided(&(MINE, id.clone(), device)).cloned();
+                let refusal = not_now.unwrap_or(refusal);
                 tracing::debug!(rung = %id, code = %refusal.reason(), path = first.path, "declined");
                 declined.push((id.clone(), refusal));
             }
         }
     }
-    Ok(None)
+    None
 }
 
 /// One entry of the table once it is exported.
@@ -419,17 +452,20 @@ impl Packer<'_> {
         self.digestible > 0 && (doubted || sampling.is_some_and(Sampling::takes_the_next))
     }
 
+    /// What the receiver is to check, where it may be asked to and this side can read the memory; `bytes` is
+    /// what the check costs it.
     fn digest(
         &mut self,
         sampled: bool,
         bytes: usize,
         digest: impl FnOnce() -> Result<Digest, Refusal>,
-    ) -> Result<Option<Digest>, Refusal> {
+    ) -> Option<Digest> {
         if !sampled || bytes > self.digestible {
-            return Ok(None);
+            return None;
         }
+        let digest = digest().ok()?;
         self.digestible -= bytes;
-        digest().map(Some)
+        Some(digest)
     }
 
     fn tag(&mut self, tensor: &Tensor, sampled: bool) -> Result<TensorTag, Refusal> {
@@ -461,7 +497,8 @@ impl Packer<'_> {
             tag.t = Some(layout.strides().to_vec());
         }
         // Of what the caller has, not of what was packed.
-        tag.x = self.digest(sampled, tensor.byte_count(), || digest::of_elements(tensor))?;
+        let cost = tensor.byte_count().max(layout.span().len());
+        tag.x = self.digest(sampled, cost, || digest::of_elements(tensor));
         Ok(tag)
     }
 
@@ -536,7 +573,7 @@ impl Packer<'_> {
         let place = known.and_then(|&at| self.places.seen.get(at)).ok_or(Reason::UnknownStorage)?;
         let (entry, at, len) = (place.entry, place.at, bytes.len());
         let sampled = self.is_sampled();
-        let x = self.digest(sampled, len, || Ok(digest::of_bytes(bytes)))?;
+        let x = self.digest(sampled, len, || Ok(digest::of_bytes(bytes)));
         self.carried(path, what, len, entry, more);
         Ok(BlobTag { s: entry, o: at, n: len, x })
     }

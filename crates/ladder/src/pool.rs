@@ -54,7 +54,7 @@ impl Pool {
         has_handler: bool,
         role: Role,
     ) -> (bool, Option<Refused>) {
-        if self.idle > self.work.len() {
+        if self.has_time() {
             self.work.push_back(Work::Call(call));
             return (false, None);
         }
@@ -82,6 +82,11 @@ impl Pool {
         self.servers += usize::from(start);
         self.work.push_back(work);
         start
+    }
+
+    /// Whether a server waits that has nothing to do yet.
+    pub(crate) fn has_time(&self) -> bool {
+        self.idle > self.work.len()
     }
 
     /// Whether one piece of work waits, for the one who has read it.

@@ -1,8 +1,9 @@
 //! Proving: this side's canaries, at connect, before the first leaf on a device, before the first forward from
 //! one peer to another, and when somebody asks.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use canary::{Answer, Canary, Contents, Echo, Echoed, Finding, Report, Verdict, battery};
@@ -14,12 +15,16 @@ use crate::core::{Core, NotYet};
 use crate::error::{CallErrorKind, ConnectError, Ended};
 use crate::fail::reached;
 use crate::handshake::post_mortem;
-use crate::ladder::{Via, Way};
+use crate::ladder::{MINE, Via, Way};
 use crate::own;
 use crate::pack::Need;
 use crate::route::Require;
-use crate::transfer::refusal_of;
+use crate::transfer::{Tries, refusal_of};
 use crate::wire::Role;
+
+/// What the other side says that is about itself at the moment, and not about the rung: no verdict follows.
+const PASSING: &[&str] =
+    &["busy", "abandoned", "too-deep", "over-bound", "unproven", "no-handler", "undelivered"];
 
 /// What proves a rung on a device, or why nothing can.
 type Prepared = (RungId, Device, Result<Vec<Canary>, Refusal>);
@@ -62,8 +67,11 @@ impl Echo for Calls<'_> {
     type Error = CallErrorKind;
 
     fn echo(&mut self, canary: &Canary, quiet: bool) -> Result<Echoed, CallErrorKind> {
-        let mut argument =
-            vec![("r", Value::from(canary.rung.as_str())), ("v", canary.value.clone())];
+        let mut argument = vec![
+            ("r", Value::from(canary.rung.as_str())),
+            ("d", Value::from(canary.device.to_string())),
+            ("v", canary.value.clone()),
+        ];
         if quiet {
             argument.push(("q", Value::from(true)));
         }
@@ -103,16 +111,14 @@ impl Echo for Calls<'_> {
             Err(CallErrorKind::NotAccepted { code, text }) => {
                 Ok(Echoed::Declined(refusal_of(&code, &text)))
             }
-            Err(CallErrorKind::OverCap(text) | CallErrorKind::OverBound(text)) => {
-                refused(Reason::NoDescriptors, text)
-            }
+            Err(CallErrorKind::OverCap(text)) => refused(Reason::NoDescriptors, text),
             Err(CallErrorKind::AnswerNotTaken(fault) | CallErrorKind::Malformed(fault)) => {
                 lost(fault.into())
             }
             Err(CallErrorKind::Remote { code, text }) if code == "unsendable" => {
                 lost(Refusal::new(Reason::PeerFault, text))
             }
-            Err(CallErrorKind::Remote { code, text }) => {
+            Err(CallErrorKind::Remote { code, text }) if !PASSING.contains(&&*code) => {
                 Ok(Echoed::Declined(refusal_of(&code, &text)))
             }
             Err(other) => Err(other),
@@ -131,23 +137,22 @@ impl Core {
             Role::Host => self.prepare(),
             Role::Worker => self.prepare_and_answer(deadline)?,
         };
-        let mut findings = Vec::new();
         for (rung, device, canaries) in prepared {
-            let finding = self.prove((&rung, device), canaries, deadline);
-            findings.push(finding.map_err(|error| self.unproven(error))?);
+            let proven = self.prove((&rung, device), canaries, deadline);
+            proven.map_err(|error| self.unproven(error))?;
         }
-        self.tell(&findings, deadline).map_err(|error| self.unproven(error))?;
+        self.tell(deadline).map_err(|error| self.unproven(error))?;
         if self.role == Role::Host {
             self.answer_canaries(deadline)?;
+        }
+        let report = self.report();
+        if report.refusal().is_some() {
+            return Err(ConnectError::Refused(Box::new(report)));
         }
         if let Some(rung) = self.sessions.unproven_by_the_peer() {
             let detail = format!("it has not proven {rung}");
             let ended = Ended::Broken(Fault::new(Reason::Unproven, detail));
             return Err(ConnectError::Ended(ended, post_mortem(self.process.as_ref())));
-        }
-        let report = self.report();
-        if report.refusal().is_some() {
-            return Err(ConnectError::Refused(Box::new(report)));
         }
         self.proven.store(true, Ordering::Release);
         reached("proven");
@@ -172,9 +177,10 @@ impl Core {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("ladder-canaries".into());
             let preparing = thread.spawn_scoped(scope, || self.prepare());
-            self.answer_canaries(deadline)?;
+            let answered = self.answer_canaries(deadline);
             // Without a thread, or where a rung of a user's panicked in it, it is done here.
             let prepared = preparing.ok().and_then(|preparing| preparing.join().ok());
+            answered?;
             Ok(prepared.unwrap_or_else(|| self.prepare()))
         })
     }
@@ -191,7 +197,10 @@ impl Core {
     }
 
     /// Answers the peer's canaries until it has told what they showed.
-    fn answer_canaries(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), ConnectError> {
+    pub(crate) fn answer_canaries(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+    ) -> Result<(), ConnectError> {
         let heard = || self.heard.load(Ordering::Acquire);
         self.serve_until(deadline, heard).map_err(|not_yet| match not_yet {
             NotYet::Deadline => ConnectError::Deadline(self.patience),
@@ -199,14 +208,29 @@ impl Core {
         })
     }
 
-    /// Tells the peer what canaries showed.
-    fn tell(
+    /// Tells the peer what canaries showed that it has not been told; what it does not hear is told again.
+    fn tell(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), CallErrorKind> {
+        let findings = self.proofs.take_untold();
+        let via = Via::Canary(&RungId::INLINE);
+        let told = self.own_call(own::FINDINGS, own::to_value(&findings), via, deadline);
+        if told.is_err() {
+            findings.into_iter().for_each(|finding| self.proofs.keep_untold(finding));
+        }
+        told.map(drop)
+    }
+
+    /// Before a user's value goes out: the peer may otherwise go on sending on what was found wrong here.
+    pub(crate) fn tell_what_is_untold(
         self: &Arc<Self>,
-        findings: &[Finding],
         deadline: Option<Instant>,
-    ) -> Result<(), CallErrorKind> {
-        let findings = own::to_value(findings);
-        self.own_call(own::FINDINGS, findings, Via::Canary(&RungId::INLINE), deadline).map(drop)
+    ) -> Result<(), Ended> {
+        if !self.proofs.has_untold.load(Ordering::Acquire) || self.proofs.is_busy() {
+            return Ok(());
+        }
+        match self.tell(self.patient(deadline)) {
+            Err(CallErrorKind::Gone(ended, _)) => Err(ended),
+            _ => Ok(()),
+        }
     }
 
     /// What is known of this pair.
@@ -224,7 +248,8 @@ impl Core {
         (rung, device): (&RungId, Device),
         canaries: Result<Vec<Canary>, Refusal>,
         deadline: Option<Instant>,
-    ) -> Result<Finding, CallErrorKind> {
+    ) -> Result<(), CallErrorKind> {
+        let demotions = self.sessions.sending(rung, device).map_or(0, |(_, demotions)| demotions);
         let mut echo = Calls { core: self, deadline };
         let mut all = match canaries {
             Ok(canaries) => {
@@ -259,8 +284,9 @@ impl Core {
                 tracing::warn!(%rung, %device, code = %why.reason(), "demoted, {way}: {why}");
             }
         }
-        self.sessions.found(&finding);
-        Ok(finding)
+        self.sessions.found(&finding, demotions);
+        self.proofs.keep_untold(finding);
+        Ok(())
     }
 
     fn canaries(&self, rung: &RungId, device: Device) -> Result<Vec<Canary>, Refusal> {
@@ -276,66 +302,122 @@ impl Core {
         }
     }
 
-    /// Proves what a value needs before it can be sent. What comes of it is a verdict; an error is about the
-    /// channel or the time.
+    /// Proves what a value needs before it can be sent. A verdict comes of it; or, where there was no time or
+    /// the other side had none, the way is avoided for this message, and nothing is known.
+    ///
+    /// # Errors
+    ///
+    /// How the channel ended.
     pub(crate) fn prove_first(
         self: &Arc<Self>,
         need: Need,
+        tries: &mut Tries,
+        deadline: Option<Instant>,
+    ) -> Result<(), Ended> {
+        let Need { way, lender } = need;
+        let deadline = self.patient(deadline);
+        let proven = match lender {
+            None => self.prove_now(&way, deadline),
+            Some(lender) => self.prove_forward(&way, &lender, deadline),
+        };
+        let why = match proven {
+            Ok(()) => return Ok(()),
+            Err(CallErrorKind::Gone(ended, _)) => return Err(ended),
+            Err(error) => Refusal::new(Reason::Unproven, error.to_string()),
+        };
+        let (_, rung, device) = &way;
+        tracing::warn!(%rung, %device, "not proven, and not used for this value: {why}");
+        tries.avoid.push((way, why));
+        Ok(())
+    }
+
+    /// A rung on a device, unless another thread has proven it meanwhile.
+    fn prove_now(
+        self: &Arc<Self>,
+        way: &Way,
         deadline: Option<Instant>,
     ) -> Result<(), CallErrorKind> {
-        let deadline = self.patient(deadline);
-        match need {
-            Need::Rung(rung, device) => {
-                let canaries = self.canaries(&rung, device);
-                let finding = self.prove((&rung, device), canaries, deadline)?;
-                self.tell(&[finding], deadline)
-            }
-            Need::Forward(way, lender) => {
-                let verdict = match self.prove_forward(&way, lender.upgrade(), deadline) {
-                    Ok(()) => Verdict::Verified,
-                    Err(NotForwarded::Refused(refusal)) => {
-                        let (_, rung, device) = &way;
-                        let code = refusal.reason();
-                        tracing::warn!(%rung, %device, %code, "what another peer lent cannot go on: {refusal}");
-                        Verdict::Demoted(refusal)
-                    }
-                    Err(NotForwarded::Error(error)) => return Err(error),
-                };
-                self.sessions.forwarded(way, verdict);
-                Ok(())
-            }
+        let (_, rung, device) = way;
+        let _turn = self.proofs.turn(way, deadline).ok_or(CallErrorKind::Deadline)?;
+        if self.sessions.sending(rung, *device).is_none_or(|(known, _)| known != Verdict::Unproven)
+        {
+            return Ok(());
+        }
+        let canaries = self.canaries(rung, *device);
+        self.prove((rung, *device), canaries, deadline)?;
+        // What is not told now is told with the next call.
+        match self.tell(deadline) {
+            Err(gone @ CallErrorKind::Gone(..)) => Err(gone),
+            _ => Ok(()),
         }
     }
 
     /// The lender makes a canary, this peer says what it got, and both are compared here.
     fn prove_forward(
         self: &Arc<Self>,
-        (_, rung, device): &Way,
-        lender: Option<Arc<Self>>,
+        way: &Way,
+        lender: &Weak<Self>,
         deadline: Option<Instant>,
-    ) -> Result<(), NotForwarded> {
-        let refused =
-            |reason: Reason, text: &str| NotForwarded::Refused(Refusal::new(reason, text));
-        let lender = lender.ok_or_else(|| refused(Reason::Unproven, "its lender is gone"))?;
-        let argument = [("r", Value::from(rung.as_str())), ("d", Value::from(device.to_string()))];
-        let made = lender
-            .own_call(own::MAKE, Value::map(argument), Via::Canary(rung), deadline)
-            // Whatever is wrong with the lender is not this peer's fault, and no reason to fail its call.
-            .map_err(|error| refused(Reason::Unproven, &format!("its lender: {error}")))?;
-        let made = made.into_value();
-        let digest = made.get("d").and_then(Value::as_str).and_then(|text| text.parse().ok());
-        let digest =
-            digest.ok_or_else(|| refused(Reason::Unproven, "its lender says no digest"))?;
-        let value = made.get("v").cloned().unwrap_or(Value::Null);
-        let canary = Canary { rung: rung.clone(), device: *device, value, digest };
-        let echoed = Calls { core: self, deadline }.echo(&canary, true);
-        match echoed.map_err(NotForwarded::Error)? {
-            Echoed::Declined(refusal) => Err(NotForwarded::Refused(refusal)),
-            Echoed::Answered(answer) if answer.digest == canary.digest => Ok(()),
-            Echoed::Answered(_) => {
-                Err(refused(Reason::Corrupt, "it decoded other contents than its lender made"))
+    ) -> Result<(), CallErrorKind> {
+        let (_, rung, device) = way;
+        let _turn = self.proofs.turn(way, deadline).ok_or(CallErrorKind::Deadline)?;
+        if self.sessions.forward(way).is_some() {
+            return Ok(());
+        }
+        let verdict = match self.forward_canary(way, lender, deadline)? {
+            None => Verdict::Verified,
+            Some(why) => {
+                let code = why.reason();
+                tracing::warn!(%rung, %device, %code, "what another peer lent cannot go on: {why}");
+                Verdict::Demoted(why)
             }
-            _ => Err(refused(Reason::PeerFault, "")),
+        };
+        self.sessions.forwarded(way.clone(), verdict, Weak::clone(lender));
+        Ok(())
+    }
+
+    /// Why what the lender lent cannot go on to this peer, if it cannot.
+    fn forward_canary(
+        self: &Arc<Self>,
+        (_, rung, device): &Way,
+        lender: &Weak<Self>,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Refusal>, CallErrorKind> {
+        let refused = |reason: Reason, text: &str| Ok(Some(Refusal::new(reason, text)));
+        let Some(lender) = lender.upgrade() else {
+            return refused(Reason::Unproven, "its lender is gone");
+        };
+        let argument = [("r", Value::from(rung.as_str())), ("d", Value::from(device.to_string()))];
+        let via = Via::Canary(rung);
+        let made = match lender.own_call(own::MAKE, Value::map(argument), via, deadline) {
+            Ok(made) => made.into_value(),
+            // The lender's end is no end of this channel, and its trouble none of this peer's.
+            Err(CallErrorKind::Gone(..)) => return refused(Reason::Unproven, "its lender is gone"),
+            Err(CallErrorKind::Remote { code, .. }) if PASSING.contains(&&*code) => {
+                return Err(CallErrorKind::Remote { code, text: "its lender is busy".into() });
+            }
+            Err(error @ (CallErrorKind::Deadline | CallErrorKind::OverBound(_))) => {
+                return Err(error);
+            }
+            Err(error) => return refused(Reason::Unproven, &format!("its lender: {error}")),
+        };
+        let digest = made.get("d").and_then(Value::as_str).and_then(|text| text.parse().ok());
+        let value = made.get("v").cloned().unwrap_or(Value::Null);
+        let Some(digest) = digest else {
+            return refused(Reason::Unproven, "its lender says no digest");
+        };
+        if let Err(why) = own::check_size(&value) {
+            return Ok(Some(why));
+        }
+        let canary = Canary { rung: rung.clone(), device: *device, value, digest };
+        let mut echo = Calls { core: self, deadline };
+        match echo.echo(&canary, true)? {
+            Echoed::Declined(refusal) => Ok(Some(refusal)),
+            Echoed::Answered(answer) if answer.digest == canary.digest => Ok(None),
+            Echoed::Answered(_) => {
+                refused(Reason::Corrupt, "it decoded other contents than its lender made")
+            }
+            _ => refused(Reason::PeerFault, ""),
         }
     }
 
@@ -345,12 +427,13 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<(), CallErrorKind> {
         self.sessions.forget_forwards();
-        let mut findings = Vec::new();
         for (rung, device) in self.sessions.to_reprove() {
+            let way = (MINE, rung.clone(), device);
+            let _turn = self.proofs.turn(&way, deadline).ok_or(CallErrorKind::Deadline)?;
             let canaries = self.canaries(&rung, device);
-            findings.push(self.prove((&rung, device), canaries, deadline)?);
+            self.prove((&rung, device), canaries, deadline)?;
         }
-        self.tell(&findings, deadline)
+        self.tell(deadline)
     }
 
     /// The same in both directions.
@@ -362,9 +445,75 @@ impl Core {
     }
 }
 
-enum NotForwarded {
-    /// It cannot go on as it is.
-    Refused(Refusal),
-    /// The channel is at its end, or time is up.
-    Error(CallErrorKind),
+/// What is being proven on a channel, and what of it the peer has not been told.
+#[derive(Debug, Default)]
+pub(crate) struct Proofs {
+    /// One proof of a way at a time: a second one's verdict would come after what the first one's caused.
+    now: Mutex<HashSet<Way>>,
+    done: Condvar,
+    untold: Mutex<Vec<Finding>>,
+    has_untold: AtomicBool,
+    /// On what the peer's canaries were answered.
+    answered: Mutex<HashSet<(RungId, Device)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing under these locks is half done when somebody panics.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This thread's turn to prove a way.
+struct Turn<'a>(&'a Proofs, Way);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.now).remove(&self.1);
+        self.0.done.notify_all();
+    }
+}
+
+impl Proofs {
+    /// Waits for a turn; none where the deadline passes first.
+    fn turn(&self, way: &Way, deadline: Option<Instant>) -> Option<Turn<'_>> {
+        let mut now = lock(&self.now);
+        while now.contains(way) {
+            now = match deadline {
+                None => self.done.wait(now).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.checked_duration_since(Instant::now())?;
+                    let waited = self.done.wait_timeout(now, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        now.insert(way.clone());
+        Some(Turn(self, way.clone()))
+    }
+
+    /// Whether anything is being proven.
+    pub(crate) fn is_busy(&self) -> bool {
+        !lock(&self.now).is_empty()
+    }
+
+    /// A canary of the peer's was answered.
+    pub(crate) fn note_answer(&self, rung: &RungId, device: Device) {
+        lock(&self.answered).insert((rung.clone(), device));
+    }
+
+    /// Whether one was.
+    pub(crate) fn has_answered(&self, rung: &RungId, device: Device) -> bool {
+        lock(&self.answered).contains(&(rung.clone(), device))
+    }
+
+    fn keep_untold(&self, finding: Finding) {
+        let mut untold = lock(&self.untold);
+        untold.retain(|known| (&known.rung, known.device) != (&finding.rung, finding.device));
+        untold.push(finding);
+        self.has_untold.store(true, Ordering::Release);
+    }
+
+    fn take_untold(&self) -> Vec<Finding> {
+        self.has_untold.store(false, Ordering::Release);
+        std::mem::take(&mut lock(&self.untold))
+    }
 }

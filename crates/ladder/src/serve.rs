@@ -8,7 +8,7 @@ use rung::{Fault, Reason, limits};
 
 use crate::channel::{Channel, Peer};
 use crate::core::{Answer, Core, Incoming, NotKept, NotSent, NotYet, Outgoing, Work};
-use crate::error::{CallErrorKind, Ended};
+use crate::error::Ended;
 use crate::fail::reached;
 use crate::handler::{Failure, Handler};
 use crate::ladder::Via;
@@ -153,6 +153,7 @@ impl Core {
                 sampling: (!is_canary).then_some(&self.sampling),
                 doubted: tries.doubted(),
                 channel: self.id,
+                avoid: &tries.avoid,
             };
             match pack(&answer.value, &self.sessions, how) {
                 Ok(packing) => break packing,
@@ -161,18 +162,14 @@ impl Core {
                 }
                 // The caller waits for this answer: what is asked of it is nested in its call.
                 Err(NotPacked::Unproven(need)) => {
-                    match self.within(root, || self.prove_first(need, deadline)) {
-                        Ok(()) => {}
-                        Err(CallErrorKind::Gone(ended, _)) => return Err(ended),
-                        Err(error) => return fail("unproven", error.to_string()),
-                    }
+                    self.within(root, || self.prove_first(need, &mut tries, deadline))?;
                 }
             }
         };
         // The peer may be waiting for this very answer before it gives anything back.
         let patience = Instant::now().checked_add(ROOM_FOR_AN_ANSWER);
         let room_by = deadline.into_iter().chain(patience).min();
-        let leases = match self.keep(&mut packing, self.bounds_of(is_canary), room_by) {
+        let leases = match self.keep(&mut packing, is_canary, room_by) {
             Ok(leases) => leases,
             Err(NotKept::OverBound(text)) => return fail("over-bound", text),
             Err(NotKept::NotYet(NotYet::Ended(ended))) => return Err(ended),
@@ -181,7 +178,7 @@ impl Core {
             }
         };
         reached("answer-packed");
-        tries.note(&packing);
+        tries.note(&mut packing);
         let Packing { value: json, parcels, handles, route, .. } = packing;
         let has_storages = !parcels.is_empty();
         let message = Message::Return { id, attempt, parcels, value: json };
@@ -234,9 +231,8 @@ impl Core {
     ) -> Result<(), Ended> {
         let Answer { answer, mut tries } = answer;
         // A canary shows what fails, and heals nothing.
-        let again = answer.attempt < ATTEMPTS
-            && answer.only.is_none()
-            && tries.go_on(self, storage, code, text);
+        let heals = answer.only.is_none() || code == Reason::UnknownBlock.code();
+        let again = answer.attempt < ATTEMPTS && heals && tries.go_on(self, storage, code, text);
         if again {
             let attempt = answer.attempt + 1;
             return self.send_answer(Outgoing { attempt, ..answer }, tries, None);

@@ -5,11 +5,12 @@ use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rung::{Device, Fault, Handle, ParcelWire, Reason, Refusal, RungId};
+use rung::{Fault, Handle, ParcelWire, Reason, Refusal, RungId};
 
 use crate::core::{Core, NotSent};
 use crate::error::Ended;
 use crate::fail::reached;
+use crate::ladder::{MINE, Way};
 use crate::pack::{Blocks, Packing};
 use crate::route::{Leg, Route, What};
 use crate::unpack::{self, NotRead, NotTaken, Read};
@@ -136,7 +137,9 @@ impl Core {
 pub(crate) struct Tries {
     pub(crate) blocks: Blocks,
     /// What each storage of the last attempt rode, in the order of the table.
-    rode: Vec<(RungId, Device)>,
+    rode: Vec<Way>,
+    /// What could not be proven in time.
+    pub(crate) avoid: Vec<(Way, Refusal)>,
     /// On what it could not be taken, and why.
     pub(crate) failed: Vec<(RungId, Refusal)>,
 }
@@ -144,7 +147,7 @@ pub(crate) struct Tries {
 impl Tries {
     /// None yet.
     pub(crate) fn new() -> Self {
-        Self { blocks: Blocks::AsTheyAre, rode: Vec::new(), failed: Vec::new() }
+        Self { blocks: Blocks::AsTheyAre, rode: Vec::new(), avoid: Vec::new(), failed: Vec::new() }
     }
 
     /// Whether other contents came than were sent.
@@ -153,18 +156,18 @@ impl Tries {
     }
 
     /// Another attempt is packed.
-    pub(crate) fn note(&mut self, packing: &Packing) {
-        let rungs = packing.parcels.iter().map(|parcel| parcel.lease().0.clone());
-        self.rode = rungs.zip(packing.devices.iter().copied()).collect();
+    pub(crate) fn note(&mut self, packing: &mut Packing) {
+        self.rode = std::mem::take(&mut packing.ways);
     }
 
     /// What to try after a NACK, loudly; false where nothing is left.
     ///
     /// One rung lower, for this peer and direction; where nothing is lower, a fresh block, once.
     pub(crate) fn go_on(&mut self, core: &Core, storage: usize, code: &str, text: &str) -> bool {
-        let Some((rung, device)) = self.rode.get(storage) else {
+        let Some(way) = self.rode.get(storage) else {
             return false;
         };
+        let (lender, rung, device) = way;
         if code == Reason::UnknownBlock.code() {
             // The rung heard so with the receipt; this time it sends all there is.
             tracing::debug!(%rung, "the peer does not know a block");
@@ -172,6 +175,12 @@ impl Tries {
         }
         let why = refusal_of(code, text);
         self.failed.push((rung.clone(), why.clone()));
+        if *lender != MINE {
+            // What the peer can take of ours says nothing of it, nor it of that.
+            core.sessions.demote_forward(way, &why);
+            tracing::warn!(%rung, %device, code, "what another peer lent could not be taken, and goes on no more: {text}");
+            return true;
+        }
         if core.sessions.demote(rung, *device, &why) {
             tracing::warn!(%rung, %device, code, "the peer could not take a storage and the rung is demoted: {text}");
             return true;

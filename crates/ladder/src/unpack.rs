@@ -70,10 +70,19 @@ pub(crate) fn import(
             }
         };
         let (rung, copies) = (parcel.rung.clone(), parcel.copies);
+        let declared = parcel.bytes;
         let imported = match sessions.carrier(&rung) {
             Some(carrier) => carrier.import(parcel),
             None => Err(Fault::new(Reason::UnknownRung, rung.as_str())),
         };
+        // Less than was sent would be malformed, and no other way be tried.
+        let imported = imported.and_then(|storage| {
+            let len = storage.len();
+            if len as u64 == declared {
+                return Ok(storage);
+            }
+            Err(Fault::new(Reason::WrongSize, format!("{declared} bytes declared, {len} taken")))
+        });
         match imported {
             Ok(storage) => table.push(Entry {
                 storage: Arc::new(storage.with_guard(guard)),
@@ -307,10 +316,12 @@ impl Reader<'_> {
         self.digestible = self.digestible.checked_sub(bytes).ok_or_else(|| {
             Fault::new(Reason::OverCap, "more bytes to digest than the message has")
         })?;
-        if digest()? == expected {
-            return Ok(());
-        }
-        let fault = Fault::new(Reason::Corrupt, format!("a leaf of {bytes} bytes"));
+        let fault = match digest() {
+            Ok(digest) if digest == expected => return Ok(()),
+            Ok(_) => Fault::new(Reason::Corrupt, format!("a leaf of {bytes} bytes")),
+            // What cannot be read here cannot be held to it: another way then.
+            Err(refusal) => refusal.into(),
+        };
         self.corrupt = Some((storage.unwrap_or(0), fault.clone()));
         Err(fault)
     }
@@ -334,7 +345,8 @@ impl Reader<'_> {
                 Tensor::new(storage, d, whole.shape(), strides, o)?
             }
         };
-        self.check(x, s, tensor.byte_count(), || digest::of_elements(&tensor))?;
+        let cost = tensor.byte_count().max(tensor.layout().span().len());
+        self.check(x, s, cost, || digest::of_elements(&tensor))?;
         Ok(tensor.with_flags(flags))
     }
 

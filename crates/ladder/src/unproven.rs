@@ -8,7 +8,7 @@ use canary::{Difference, Facts};
 
 use crate::channel::Channel;
 use crate::core::Core;
-use crate::error::ConnectError;
+use crate::error::{ConnectError, Ended};
 use crate::handler::Handler;
 use crate::worker::Worker;
 
@@ -43,8 +43,10 @@ use crate::worker::Worker;
 /// # Ok(()) }
 /// ```
 pub struct Unproven<T = Channel> {
-    core: Arc<Core>,
+    /// Until it is proven.
+    core: Option<Arc<Core>>,
     handler: Option<Arc<dyn Handler + Send + Sync>>,
+    facts: [Facts; 2],
     becomes: PhantomData<fn() -> T>,
 }
 
@@ -54,28 +56,44 @@ impl<T> std::fmt::Debug for Unproven<T> {
     }
 }
 
+impl<T> Drop for Unproven<T> {
+    /// The peer sees that nothing comes of it, before its process is asked to end.
+    fn drop(&mut self) {
+        if let Some(core) = self.core.take().filter(|core| core.is_home()) {
+            core.close();
+        }
+    }
+}
+
 impl<T> Unproven<T> {
     pub(crate) fn new(core: Arc<Core>, handler: Option<Arc<dyn Handler + Send + Sync>>) -> Self {
-        Self { core, handler, becomes: PhantomData }
+        let facts = core.facts.clone();
+        Self { core: Some(core), handler, facts, becomes: PhantomData }
     }
 
     /// In which facts the two processes differ: no reason to expect anything to fail, but the first thing to
     /// look at where something does.
     #[must_use]
     pub fn differences(&self) -> Vec<Difference> {
-        let [mine, theirs] = &self.core.facts;
+        let [mine, theirs] = &self.facts;
         mine.differences(theirs)
     }
 
     /// What this process and the peer say of themselves.
     #[must_use]
     pub fn facts(&self) -> [&Facts; 2] {
-        self.core.facts.each_ref()
+        self.facts.each_ref()
     }
 
-    fn rehearse(self) -> Result<Channel, ConnectError> {
-        let Self { core, handler, .. } = self;
-        let mut channel = Channel::over(&core, handler);
+    /// What it is made of, to be taken once.
+    fn take(&mut self) -> Result<Arc<Core>, ConnectError> {
+        let core = self.core.take().filter(|core| core.is_home());
+        core.ok_or(ConnectError::Ended(Ended::Forked, None))
+    }
+
+    fn rehearse(mut self) -> Result<Channel, ConnectError> {
+        let core = self.take()?;
+        let mut channel = Channel::over(&core, self.handler.take());
         // What is refused or given back meanwhile has to be said too. Where the proof fails, the channel is
         // dropped, and the peer sees that nothing more comes, also where it still waits.
         channel.start("ladder-receipts", |core| core.flush_receipts())?;
@@ -126,11 +144,22 @@ impl<T> Unproven<T> {
     /// # Errors
     ///
     /// As [`Unproven::prove`].
-    pub fn prove_by_hand(self) -> Result<ByHand, ConnectError> {
-        let deadline = Instant::now().checked_add(self.core.patience);
-        self.core.rehearse(deadline)?;
-        self.core.say_what_is_due();
-        Ok(ByHand(self.core))
+    pub fn prove_by_hand(mut self) -> Result<ByHand, ConnectError> {
+        let core = self.take()?;
+        core.rehearse(Instant::now().checked_add(core.patience))?;
+        core.say_what_is_due();
+        Ok(ByHand(core))
+    }
+
+    /// Answers the other side's canaries, proves nothing, and leaves the rest to the caller.
+    ///
+    /// # Errors
+    ///
+    /// As [`Unproven::prove`].
+    pub fn answer_by_hand(mut self) -> Result<ByHand, ConnectError> {
+        let core = self.take()?;
+        core.answer_canaries(Instant::now().checked_add(core.patience))?;
+        Ok(ByHand(core))
     }
 }
 
@@ -141,7 +170,7 @@ impl Unproven<Worker> {
     ///
     /// As for a channel.
     pub fn prove(self) -> Result<Worker, ConnectError> {
-        let process = self.core.process.clone();
+        let process = self.core.as_ref().and_then(|core| core.process.clone());
         let channel = self.rehearse()?;
         // It was spawned, so there is one.
         let process = process.ok_or(std::io::Error::from(std::io::ErrorKind::NotFound))?;

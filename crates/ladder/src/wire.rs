@@ -1,7 +1,7 @@
 //! The messages of a channel, as JSON.
 //!
 //! ```text
-//! {"v":3,"k":"hello","role":"host","speaks":[3,3],"facts":{"library":"0.1.0",…},"offers":[{"r":"shm","m":2},…]}
+//! {"v":3,"k":"hello","role":"host","speaks":[3,3],"facts":{"library":"0.1.0",…},"waits":10000,"offers":[{"r":"shm","m":2},…]}
 //! {"v":3,"k":"call","id":1,"n":1,"m":"invert","p":[parcel,…],"a":value}
 //! {"v":3,"k":"call","id":1,"n":1,"t":"h1","m":"progress","p":[],"a":value}
 //! {"v":3,"k":"ret","id":1,"n":1,"p":[parcel,…],"a":value}
@@ -121,6 +121,8 @@ pub(crate) struct Hello {
     pub(crate) offers: Vec<OfferWire>,
     /// Rungs that it has and cannot offer, with the reason's code and what exactly.
     pub(crate) lacks: Vec<(RungId, String, String)>,
+    /// How many milliseconds it waits for the other side to prove something.
+    pub(crate) waits: u64,
 }
 
 #[derive(Debug)]
@@ -209,6 +211,7 @@ pub(crate) fn encode(message: &Message, riders: &Riders) -> Result<String, Fault
             field("role", &json(&hello.role)?);
             field("speaks", &json(&hello.protocol)?);
             field("facts", &json(&hello.facts)?);
+            field("waits", &hello.waits.to_string());
             field("offers", &json(&hello.offers)?);
             if !hello.lacks.is_empty() {
                 field("lacks", &json(&hello.lacks)?);
@@ -316,6 +319,7 @@ struct Raw<'a> {
     text: Option<Cow<'a, str>>,
     role: Option<Role>,
     facts: Option<Facts>,
+    waits: Option<u64>,
     offers: Option<Vec<OfferWire>>,
     #[serde(default)]
     lacks: Vec<(RungId, String, String)>,
@@ -388,6 +392,7 @@ pub(crate) fn decode(json: &str) -> Result<(Message, Riders), Fault> {
             facts: facts(raw.facts)?,
             offers: need(raw.offers, "offers")?,
             lacks: raw.lacks,
+            waits: need(raw.waits, "waits")?,
         }),
         Kind::Call => Message::Call {
             id: id()?,
@@ -440,7 +445,10 @@ fn other_hello(json: &str) -> Option<(Message, Riders)> {
         return None;
     }
     let (facts, offers, lacks) = (Facts::default(), Vec::new(), Vec::new());
-    Some((Message::Hello(Hello { role, protocol, facts, offers, lacks }), Riders::default()))
+    Some((
+        Message::Hello(Hello { role, protocol, facts, offers, lacks, waits: 0 }),
+        Riders::default(),
+    ))
 }
 
 #[cfg(test)]
@@ -472,7 +480,7 @@ mod tests {
             let offers = vec![offer(RungId::SHM), offer(RungId::INLINE)];
             let facts = [("library", "0.1.0"), ("page", "4096")].into_iter().collect();
             let lacks = vec![(RungId::new("cuda-ipc"), "platform".into(), "no driver".into())];
-            Message::Hello(Hello { role, protocol: [1, 1], facts, offers, lacks })
+            Message::Hello(Hello { role, protocol: [1, 1], facts, offers, lacks, waits: 10_000 })
         };
         let tensor = r#"{"image":{"$T":{"d":"f32","h":[2,3],"s":0}}}"#.to_owned();
         let (id, attempt) = (1, 1);

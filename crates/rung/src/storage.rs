@@ -95,6 +95,11 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether it is memory of this process that was lent out and came back: known by its carrier.
+    fn is_ours(&self) -> bool {
+        false
+    }
+
     /// Whether its copy must lie in memory that was used for nothing before: the answer to a peer that
     /// could not take what it was sent.
     fn needs_fresh_memory(&self) -> bool {
@@ -246,7 +251,9 @@ impl Storage {
                 if range.end > self.len() || range.start > range.end {
                     return Err(Reason::OutOfBounds.into());
                 }
-                let mut copy = vec![0; range.len()];
+                let mut copy = Vec::new();
+                copy.try_reserve_exact(range.len()).map_err(|_| Reason::NoMemory)?;
+                copy.resize(range.len(), 0);
                 self.memory.read_at(range.start, &mut copy)?;
                 Ok(Cow::Owned(copy))
             }

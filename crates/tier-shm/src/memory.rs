@@ -121,6 +121,10 @@ impl Memory for OwnMemory {
         self.storage.memory().block()
     }
 
+    fn is_ours(&self) -> bool {
+        true
+    }
+
     fn is_shared(&self) -> bool {
         true
     }

@@ -84,6 +84,18 @@ fn rungs(words: &str) -> Rungs {
 
 fn act(role: &str) -> ExitCode {
     let Rungs { ladder, trigger } = rungs(role);
+    if role == "skips" {
+        // Says that all is well, of canaries that it never sent.
+        let unproven = Channel::greet_from_env(&ladder, None).unwrap().unwrap();
+        let by_hand = unproven.answer_by_hand().unwrap();
+        let well = |rung| format!(r#"["{rung}","host",null,"",null,""]"#);
+        let all = ["shm", "numpy", "pickle", "inline"].map(well).join(",");
+        let said =
+            format!(r#"{{"v":3,"k":"call","id":7,"n":1,"m":"$findings","p":[],"a":[{all}]}}"#);
+        by_hand.link().send(&said, &[], None).unwrap();
+        while by_hand.link().receive(None).is_ok() {}
+        return ExitCode::SUCCESS;
+    }
     let Ok(Some(channel)) = Channel::from_env_with(&ladder, None) else {
         return ExitCode::from(90);
     };
@@ -182,7 +194,7 @@ fn each_fault_gives_its_verdict() -> Outcome {
         ("longer export", THERE, Some(WrongSize)),
         ("longer import", BACK, Some(WrongSize)),
         ("shorter export", THERE, Some(PeerFault)),
-        ("shorter import", BACK, Some(PeerFault)),
+        ("shorter import", BACK, Some(WrongSize)),
         ("fail export", THERE, Some(NoMemory)),
         ("fail import", BACK, Some(System)),
         ("delay both", BOTH, None),
@@ -556,6 +568,11 @@ fn an_idle_device_is_proven_before_its_first_leaf() -> Outcome {
     check(reply.sent().legs[0].rung == FAR && reply.value().as_i64() == Some(4), &reply)
 }
 
+fn a_peer_that_proves_nothing_is_turned_away() -> Outcome {
+    let error = connect("", "skips").err().ok_or("let in")?.to_string();
+    check(error.contains("it has not proven shm"), error)
+}
+
 fn a_method_of_the_channels_own_is_nobodys_to_call() -> Outcome {
     let worker = worker("")?;
     let error = worker.call("$canary", 1).unwrap_err();
@@ -569,11 +586,6 @@ fn canaries_do_not_count_against_the_bounds() -> Outcome {
     let (builder, _) = builder("");
     let worker = builder.bounds(bounds).spawn(role("")).map_err(text)?;
     let small = Tensor::from_vec(vec![1u8; 500], &[500]).map_err(text)?;
-    let until = Instant::now() + Duration::from_secs(10);
-    // The last receipts of the canaries may still be on their way.
-    while worker.lent().0 > 0 && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(1));
-    }
     worker.call("echo", small).map(drop).map_err(text)
 }
 
@@ -655,6 +667,7 @@ fn main() -> ExitCode {
         devices_are_matched_by_name_and_proven_one_by_one,
         an_idle_device_is_proven_before_its_first_leaf,
         a_method_of_the_channels_own_is_nobodys_to_call,
+        a_peer_that_proves_nothing_is_turned_away,
         canaries_do_not_count_against_the_bounds,
     ];
     let odd = trial("odd_surroundings_work_or_say_why", odd_surroundings_work_or_say_why);
