@@ -156,3 +156,169 @@ fn wrong_rung(canary: &Canary, leaves: &[(String, RungId)]) -> Option<Refusal> {
         Refusal::new(Reason::WrongRung, detail)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::battery::{self, Contents, Fill};
+    use rung::{Map, Storage, Tensor};
+    use std::convert::Infallible;
+
+    /// What the other side gets wrong.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Lie {
+        None,
+        /// Decodes another byte, and sends that back.
+        There,
+        /// Decodes another byte, which is undone on the way back.
+        ThereAndBack,
+        /// Sends another byte back.
+        Back,
+        /// Loses the value on the way back.
+        Lost,
+        /// Names another rung.
+        Rung,
+        /// Forgets a leaf.
+        Leaf,
+        /// Sends copies back where there was one storage.
+        Apart,
+        /// Has no value to send back.
+        NoValue,
+        /// Takes nothing.
+        Declined,
+    }
+
+    struct Liar(Lie, Vec<bool>);
+
+    fn map(value: &Value) -> Vec<(Value, Value)> {
+        value.as_map().into_iter().flat_map(Map::iter).cloned().collect()
+    }
+
+    fn changed(value: &Value) -> Value {
+        let change = |item: &Value| match item.as_tensor() {
+            Some(tensor) if tensor.byte_count() > 1000 => {
+                let mut bytes = tensor.to_bytes().unwrap();
+                bytes[17] ^= 1;
+                Tensor::from_bytes(bytes, tensor.dtype(), tensor.shape()).unwrap().into()
+            }
+            _ => item.clone(),
+        };
+        Value::map(map(value).into_iter().map(|(key, item)| (key, change(&item))))
+    }
+
+    impl Echo for Liar {
+        type Error = Infallible;
+
+        fn echo(&mut self, canary: &Canary, quiet: bool) -> Result<Echoed, Infallible> {
+            let Self(lie, asked) = self;
+            asked.push(quiet);
+            let sent = &canary.value;
+            let decoded = match lie {
+                Lie::There | Lie::ThereAndBack => changed(sent),
+                _ => sent.clone(),
+            };
+            let back = match lie {
+                Lie::There => Ok(decoded.clone()),
+                Lie::Back => Ok(changed(sent)),
+                Lie::Lost => Err(Refusal::new(Reason::System, "it broke")),
+                Lie::Apart => Ok(Value::map(map(sent).into_iter().map(|(key, item)| {
+                    let copy = item.as_tensor().map(|tensor| {
+                        let bytes = tensor.to_bytes().unwrap();
+                        Tensor::from_bytes(bytes, tensor.dtype(), tensor.shape()).unwrap()
+                    });
+                    (key, copy.map_or(item, Value::from))
+                }))),
+                Lie::NoValue => Ok(Value::Null),
+                Lie::Declined => return Ok(Echoed::Declined(Reason::NoMemory.into())),
+                _ => Ok(sent.clone()),
+            };
+            let mut leaves = canary.expected();
+            match lie {
+                Lie::Rung => leaves[1].1 = RungId::PICKLE,
+                Lie::Leaf => drop(leaves.pop()),
+                _ => {}
+            }
+            let digest = crate::digest::answer(&decoded).unwrap();
+            Ok(Echoed::Answered(Answer { digest, leaves, back }))
+        }
+    }
+
+    fn canary() -> Canary {
+        let make = |_, len, fill: Fill<'_>| {
+            let mut bytes = vec![0; len];
+            fill(&mut bytes);
+            Ok(Storage::from_bytes(bytes))
+        };
+        let mut contents = Contents::random().unwrap();
+        let all = battery::of_carrier(&RungId::SHM, Device::Host, 4096, make, &mut contents);
+        all.unwrap().swap_remove(0)
+    }
+
+    fn reason(verdict: &Verdict) -> Option<Reason> {
+        match verdict {
+            Verdict::Verified => None,
+            Verdict::Demoted(why) => Some(why.reason()),
+            Verdict::Unproven => Some(Reason::Unproven),
+            Verdict::NotOffered(_) => Some(Reason::NotOffered),
+        }
+    }
+
+    /// What is compared, and which way is at fault.
+    #[test]
+    fn each_lie_is_seen_on_its_way() {
+        use Reason::{Corrupt, NoMemory, System, Unproven, Unshared, WrongRung};
+        let table = [
+            (Lie::None, None, None),
+            (Lie::There, Some(Corrupt), Some(Unproven)),
+            (Lie::ThereAndBack, Some(Corrupt), Some(Unproven)),
+            (Lie::Back, None, Some(Corrupt)),
+            (Lie::Lost, None, Some(System)),
+            (Lie::Rung, Some(WrongRung), None),
+            (Lie::Leaf, Some(WrongRung), None),
+            (Lie::Apart, None, Some(Unshared)),
+            (Lie::NoValue, None, Some(Corrupt)),
+            (Lie::Declined, Some(NoMemory), Some(Unproven)),
+        ];
+        let canary = canary();
+        for (lie, sending, returning) in table {
+            let mut liar = Liar(lie, Vec::new());
+            let finding = prove(&mut liar, &canary).unwrap_or_else(|never| match never {});
+            assert_eq!(reason(&finding.sending), sending, "{lie:?}");
+            assert_eq!(reason(&finding.returning), returning, "{lie:?}");
+            // What was lost on the way back alone is asked for again, quietly.
+            let asked: &[bool] = if lie == Lie::Lost { &[false, true] } else { &[false] };
+            assert_eq!(liar.1, asked, "{lie:?}");
+        }
+    }
+
+    #[test]
+    fn what_differed_is_told_with_the_first_byte_and_the_size() {
+        let canary = canary();
+        let finding = prove(&mut Liar(Lie::There, Vec::new()), &canary);
+        let finding = finding.unwrap_or_else(|never| match never {});
+        let Verdict::Demoted(why) = finding.sending else { panic!() };
+        let text = why.to_string();
+        assert!(text.contains("$.whole: byte 17 of 2101249 is 0x"), "{text}");
+        assert!(text.ends_with("; 1 differ"), "{text}");
+    }
+
+    #[test]
+    fn findings_of_one_rung_are_one() {
+        let of = |sending, returning| Finding {
+            rung: RungId::SHM,
+            device: Device::Host,
+            sending,
+            returning,
+            time: Duration::from_millis(1),
+        };
+        let wrong = |reason: Reason| Verdict::Demoted(reason.into());
+        let fine = of(Verdict::Verified, Verdict::Verified);
+        let both = fine.clone().and(of(wrong(Reason::Corrupt), Verdict::Unproven));
+        assert_eq!(both.sending, wrong(Reason::Corrupt));
+        assert_eq!(both.returning, Verdict::Verified);
+        assert_eq!(both.time, Duration::from_millis(2));
+        // The first fault is told, since the second may follow from it.
+        let both = both.and(of(wrong(Reason::System), wrong(Reason::System)));
+        assert_eq!((both.sending, both.returning), (wrong(Reason::Corrupt), wrong(Reason::System)));
+    }
+}

@@ -157,3 +157,54 @@ impl Report {
         host.next().map(|(rung, _, sending, refusal)| (rung, sending, refusal))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(proofs: Vec<(RungId, Device, Verdict, Verdict)>) -> Report {
+        let rung = |(rung, device, sending, receiving)| {
+            let proof = Proof { sending, receiving, ..Proof::unproven(device) };
+            RungReport::new(rung, vec![proof])
+        };
+        let rungs = proofs.into_iter().map(rung).collect();
+        Report::new(Facts::default(), Facts::default(), rungs)
+    }
+
+    fn wrong() -> Verdict {
+        Verdict::Demoted(Refusal::new(Reason::Corrupt, "$.a: byte 1"))
+    }
+
+    #[test]
+    fn host_memory_and_plain_values_refuse_and_devices_do_not() {
+        let (host, device) = (Device::Host, Device::Cuda([1; 16]));
+        let near = RungId::new("near");
+        let fine = Verdict::Verified;
+        assert!(report(vec![(near.clone(), device, wrong(), wrong())]).refusal().is_none());
+        for rung in [RungId::SHM, RungId::NUMPY, RungId::PICKLE, RungId::INLINE] {
+            for (sending, receiving) in [(wrong(), fine.clone()), (fine.clone(), wrong())] {
+                let there = sending.is_demoted();
+                let report = report(vec![
+                    (near.clone(), device, wrong(), fine.clone()),
+                    (rung.clone(), host, sending, receiving),
+                ]);
+                assert_eq!(report.demoted().count(), 2);
+                let (refused, sending, why) = report.refusal().unwrap();
+                assert_eq!((refused, sending, why.reason()), (&rung, there, Reason::Corrupt));
+            }
+        }
+        let lacking = Verdict::NotOffered(Reason::Platform.into());
+        assert!(report(vec![(RungId::SHM, host, lacking.clone(), lacking)]).refusal().is_none());
+    }
+
+    #[test]
+    fn a_leaf_hears_why_a_rung_is_not_used() {
+        assert_eq!(Verdict::Verified.usable(), Ok(()));
+        assert_eq!(Verdict::Unproven.usable().unwrap_err().reason(), Reason::Unproven);
+        let why = wrong().usable().unwrap_err();
+        assert_eq!(why.reason(), Reason::Demoted);
+        assert_eq!(why.detail(), "corrupt: other contents came than were sent: $.a: byte 1");
+        let why = Verdict::NotOffered(Reason::Platform.into()).usable().unwrap_err();
+        assert_eq!(why.reason(), Reason::Platform);
+    }
+}

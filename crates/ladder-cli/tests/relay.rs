@@ -293,7 +293,7 @@ fn main() -> ExitCode {
         hostile::act(&role, || {
             let unproven = ladder::Channel::greet_from_env(&ladder::Ladder::standard(), None);
             let by_hand = unproven.unwrap().unwrap().prove_by_hand().unwrap();
-            std::mem::forget(by_hand);
+            Box::new(move || by_hand.link().receive(None).ok().map(|frame| frame.json))
         });
     }
     run_serially(vec![

@@ -44,8 +44,9 @@ const EVENTS_COST: usize = 128 << 20;
 /// The channel's own calls are numbered from here: within what a double holds exactly.
 const OWN_CALLS: u64 = 1 << 52;
 
-/// How many of the peer's own calls are answered at a time where nobody serves.
-const OWN_THREADS: usize = 4;
+/// How many of the peer's own calls are answered at a time where nobody serves. One that has answered counts
+/// until it is gone, so that a peer that asks one after the other may find a few.
+const OWN_THREADS: usize = 16;
 
 /// How deep our calls may be nested in one root: each is a part of one thread's stack.
 const NESTED: usize = 64;

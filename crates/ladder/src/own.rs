@@ -285,3 +285,31 @@ fn rung_of(name: &str) -> RungId {
     let none = RungId::new("none");
     rung::Meta::write(&name).and_then(|name| name.read()).unwrap_or(none)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rung::DType;
+
+    fn view(count: usize, stride: isize) -> Value {
+        let storage = Arc::new(Storage::from_vec(vec![1u8; 4096]));
+        Tensor::new(storage, DType::U8, &[count], &[stride], 0).unwrap().into()
+    }
+
+    #[test]
+    fn canaries_of_any_size_are_not_digested() {
+        assert_eq!(check_size(&Value::map([("a", view(4096, 1)), ("b", view(4, 1000))])), Ok(()));
+        for large in [
+            // One byte, for ever.
+            view(1 << 62, 0),
+            Value::list((0..100_000).map(|n| Value::from(n))),
+            Value::list([Value::list((0..1500).map(|_| view(0, 1)))]),
+        ] {
+            assert_eq!(check_size(&large).map_err(|why| why.reason()), Err(Reason::TooLarge));
+        }
+        let whole = Arc::new(Storage::from_vec(vec![1u8; 1 << 20]));
+        let whole = Tensor::contiguous(whole, DType::U8, &[1 << 20]).unwrap();
+        assert_eq!(check_size(&Value::list(vec![whole.clone(); 4])), Ok(()));
+        assert!(check_size(&Value::list(vec![whole; 5])).is_err());
+    }
+}

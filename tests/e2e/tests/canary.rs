@@ -99,6 +99,9 @@ fn act(role: &str) -> ExitCode {
     let Ok(Some(channel)) = Channel::from_env_with(&ladder, None) else {
         return ExitCode::from(90);
     };
+    if role.contains("slow") {
+        std::thread::sleep(Duration::from_millis(400));
+    }
     let (set, unset) = (trigger.clone(), trigger);
     let methods = Methods::new()
         .on("echo", Ok)
@@ -568,6 +571,94 @@ fn an_idle_device_is_proven_before_its_first_leaf() -> Outcome {
     check(reply.sent().legs[0].rung == FAR && reply.value().as_i64() == Some(4), &reply)
 }
 
+/// What is proven while a worker loads its model takes nothing of what users call meanwhile.
+fn a_worker_that_does_not_serve_yet_answers_canaries() -> Outcome {
+    let worker = connect("devices 1 idle", "devices 1 idle slow").map_err(text)?;
+    all_verified_on_the_host(&worker.reprove().map_err(text)?)?;
+    let tensor = device::tensor(device::device(1), &[8; 1000]).map_err(text)?;
+    std::thread::scope(|scope| {
+        let early = scope.spawn(|| worker.call("echo", 1).map_err(text));
+        std::thread::sleep(Duration::from_millis(20));
+        worker.reprove().map_err(text)?;
+        let reply = worker.call("first byte", tensor).map_err(text)?;
+        check(reply.value().as_i64() == Some(8) && reply.sent().legs[0].rung == NEAR, &reply)?;
+        early.join().map_err(|_| "panicked")?.map(drop)
+    })
+}
+
+fn all_verified_on_the_host(report: &Report) -> Outcome {
+    let host = |rung: &RungId| *rung != NEAR && *rung != FAR;
+    for rung in report.rungs.iter().filter(|rung| host(&rung.rung)) {
+        let fine = rung.proofs[0].sending == Verdict::Verified;
+        check(fine && rung.proofs[0].receiving == Verdict::Verified, rung)?;
+    }
+    Ok(())
+}
+
+/// The first leaves of many threads on a device that nothing used: one proof, and every one rides it.
+fn many_first_leaves_are_one_proof() -> Outcome {
+    let words = "devices 1 idle";
+    let worker = connect(words, words).map_err(text)?;
+    let start = std::sync::Barrier::new(32);
+    let outcomes: Vec<Outcome<RungId>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..32u8)
+            .map(|n| {
+                let (worker, start) = (&worker, &start);
+                scope.spawn(move || {
+                    let tensor = device::tensor(device::device(1), &[n; 500]).map_err(text)?;
+                    start.wait();
+                    loop {
+                        match worker.call("first byte", tensor.clone()) {
+                            Ok(reply) => {
+                                check(reply.value().as_i64() == Some(n.into()), reply.value())?;
+                                break Ok(reply.sent().legs[0].rung.clone());
+                            }
+                            // More at once than a worker serves.
+                            Err(error) if error.to_string().contains("busy") => {}
+                            Err(error) => break Err(error.to_string()),
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    check(outcomes.iter().all(|rung| *rung == Ok(NEAR)), &outcomes)?;
+    let report = worker.report();
+    check(report.rung(&NEAR).unwrap().proofs[0].sending == Verdict::Verified, report)
+}
+
+/// What another peer lent and cannot be taken any more says nothing of what is the host's own.
+fn a_forward_that_breaks_later_demotes_that_pair() -> Outcome {
+    let a = worker("devices 1")?;
+    let b = connect("devices 1", "devices 1 near fail import later").map_err(text)?;
+    let lent = || Ok::<_, String>(a.call("on device", 1).map_err(text)?.into_value());
+    check(b.call("first byte", lent()?).map_err(text)?.sent().legs[0].rung == NEAR, "not near")?;
+    b.call("break", Value::Null).map_err(text)?;
+    let reply = b.call("first byte", lent()?).map_err(text)?;
+    check(reply.value().as_i64() == Some(1), reply.value())?;
+    let leg = &reply.sent().legs[0];
+    let told =
+        leg.declined.iter().any(|(rung, why)| *rung == NEAR && why.to_string().contains("system"));
+    check(leg.rung == FAR && told, leg)?;
+    b.call("mend", Value::Null).map_err(text)?;
+    let mine = device::tensor(device::device(1), &[5; 2000]).map_err(text)?;
+    check(b.call("echo", mine).map_err(text)?.sent().legs[0].rung == NEAR, "not near")?;
+    check(b.call("first byte", lent()?).map_err(text)?.sent().legs[0].rung == FAR, "not far")?;
+    // On request the pair is proven anew.
+    b.reprove().map_err(text)?;
+    check(b.call("first byte", lent()?).map_err(text)?.sent().legs[0].rung == NEAR, "not near")
+}
+
+/// A worker that was greeted and not wanted ends by itself.
+fn what_is_not_proven_is_let_go() -> Outcome {
+    let started = Instant::now();
+    let unproven = builder("").0.greet(Command::this_executable().env(ROLE, "")).map_err(text)?;
+    check(unproven.differences().is_empty(), unproven.differences())?;
+    drop(unproven);
+    check(started.elapsed() < Duration::from_millis(1500), started.elapsed())
+}
+
 fn a_peer_that_proves_nothing_is_turned_away() -> Outcome {
     let error = connect("", "skips").err().ok_or("let in")?.to_string();
     check(error.contains("it has not proven shm"), error)
@@ -668,6 +759,10 @@ fn main() -> ExitCode {
         an_idle_device_is_proven_before_its_first_leaf,
         a_method_of_the_channels_own_is_nobodys_to_call,
         a_peer_that_proves_nothing_is_turned_away,
+        a_worker_that_does_not_serve_yet_answers_canaries,
+        many_first_leaves_are_one_proof,
+        a_forward_that_breaks_later_demotes_that_pair,
+        what_is_not_proven_is_let_go,
         canaries_do_not_count_against_the_bounds,
     ];
     let odd = trial("odd_surroundings_work_or_say_why", odd_surroundings_work_or_say_why);

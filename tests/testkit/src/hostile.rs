@@ -25,6 +25,10 @@ pub const KINDS: &[(&str, &str, bool)] = &[
     ("calls-before-the-proof", "the worker exited with status 41", false),
     ("digests-nothing", "the peer is refused: shm, from here to there: other contents came", false),
     ("answers-a-canary-with-junk", "the peer broke the protocol", false),
+    ("canary-of-endless-views", "the worker exited with status 43", true),
+    ("canary-of-many-values", "the worker exited with status 43", true),
+    ("canaries-never-given-back", "the worker exited with status 44", true),
+    ("canaries-all-at-once", "the worker exited with status 45", true),
     ("frame-without-its-descriptor", "wrong number of handles: 1 declared, 0 came", true),
     (
         "descriptor-no-frame-declares",
@@ -79,7 +83,14 @@ pub const SILENT: &[&str] =
 
 const HELLO: &str = r#"{"v":3,"k":"hello","role":"worker","speaks":[3,3],"facts":{},"waits":10000,"offers":[{"r":"shm","m":2},{"r":"numpy","m":1},{"r":"pickle","m":1},{"r":"inline","m":1}]}"#;
 
-struct Wire(UnixStream);
+/// What hears the host's frames, one at a time, where something else has read the socket before: what it read
+/// ahead would be missed.
+pub type Hear = Box<dyn FnMut() -> Option<String>>;
+
+struct Wire {
+    socket: UnixStream,
+    hear: Option<Hear>,
+}
 
 impl Wire {
     fn frame(&mut self, json: &str, descriptors: &[OwnedFd]) {
@@ -96,7 +107,8 @@ impl Wire {
         if !borrowed.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&borrowed));
         }
-        let sent = sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+        let sent =
+            sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
         match sent {
             Ok(sent) => self.raw(&bytes[sent..]),
             // The host is done with us.
@@ -105,16 +117,29 @@ impl Wire {
     }
 
     fn raw(&mut self, bytes: &[u8]) {
-        let _ = self.0.write_all(bytes);
+        let _ = self.socket.write_all(bytes);
+    }
+
+    /// Hears until the host says this, and exits.
+    fn until(&mut self, what: &str, status: i32) -> ! {
+        while let Some(heard) = self.hear() {
+            if heard.contains(what) {
+                std::process::exit(status);
+            }
+        }
+        std::process::exit(1)
     }
 
     /// One frame of the host's, read as text; none at the end of the link.
     fn hear(&mut self) -> Option<String> {
+        if let Some(hear) = &mut self.hear {
+            return hear();
+        }
         let mut prefix = [0; 6];
-        self.0.read_exact(&mut prefix).ok()?;
+        self.socket.read_exact(&mut prefix).ok()?;
         let length = u32::from_be_bytes([prefix[0], prefix[1], prefix[2], prefix[3]]);
         let mut json = vec![0; length as usize];
-        self.0.read_exact(&mut json).ok()?;
+        self.socket.read_exact(&mut json).ok()?;
         String::from_utf8(json).ok()
     }
 }
@@ -154,12 +179,12 @@ fn sleep_for_ever() -> ! {
 }
 
 /// Misbehaves, and exits. Where it is to misbehave once it is let in, `prove` does what a worker has to for
-/// that, and leaves the socket to the rest.
-pub fn act(kind: &str, prove: impl FnOnce()) -> ! {
+/// that, and gives what hears from then on.
+pub fn act(kind: &str, prove: impl FnOnce() -> Hear) -> ! {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().expect("a standard input");
-    let mut wire = Wire(UnixStream::from(socket));
+    let mut wire = Wire { socket: UnixStream::from(socket), hear: None };
     handshake(kind, &mut wire);
-    prove();
+    wire.hear = Some(prove());
     // The call; what the host still says of its canaries may come before it.
     while wire.hear().is_some_and(|heard| !heard.contains("\"k\":\"call\"")) {}
     if kind == "refuses-everything" {
@@ -187,6 +212,52 @@ pub fn act(kind: &str, prove: impl FnOnce()) -> ! {
                 let json = format!(r#"{{"v":3,"k":"call","id":{id},"n":1,"m":"x","p":[],"a":1}}"#);
                 wire.frame(&json, &[]);
             }
+        }
+        "canary-of-endless-views" => {
+            let view = r#"{"$T":{"d":"u8","h":[4611686018427387904],"t":[0],"s":0}}"#;
+            let json = format!(
+                r#"{{"v":3,"k":"call","id":9,"n":1,"m":"$canary","p":[{{"r":"shm","l":1,"n":4096,"h":1,"m":null}}],"a":{{"r":"shm","d":"host","v":{{"a":{view}}}}}}}"#
+            );
+            wire.frame(&json, &[sealed(4096, 4096)]);
+            wire.until(r#""k":"err","id":9,"#, 43);
+        }
+        "canary-of-many-values" => {
+            let empty = r#"{"$T":{"d":"u8","h":[0]}}"#;
+            let many: Vec<String> = (0..100_000).map(|n| format!("\"k{n}\":{empty}")).collect();
+            let json = format!(
+                r#"{{"v":3,"k":"call","id":9,"n":1,"m":"$canary","p":[],"a":{{"r":"shm","d":"host","v":{{{}}}}}}}"#,
+                many.join(",")
+            );
+            wire.frame(&json, &[]);
+            wire.until(r#""k":"err","id":9,"#, 43);
+        }
+        "canaries-never-given-back" => {
+            for id in 100..300 {
+                let json = format!(
+                    r#"{{"v":3,"k":"call","id":{id},"n":1,"m":"$make","p":[],"a":{{"r":"shm","d":"host"}},"acc":[["ret",{},1]]}}"#,
+                    id - 1
+                );
+                wire.frame(&json, &[]);
+                while let Some(heard) = wire.hear() {
+                    if heard.contains(r#""code":"over-bound""#) {
+                        std::process::exit(44);
+                    }
+                    // Busy, perhaps.
+                    if heard.contains("\"k\":\"ret\"") || heard.contains("\"k\":\"err\"") {
+                        break;
+                    }
+                }
+            }
+            std::process::exit(1);
+        }
+        "canaries-all-at-once" => {
+            for id in 100..200 {
+                let json = format!(
+                    r#"{{"v":3,"k":"call","id":{id},"n":1,"m":"$reprove","p":[],"a":null}}"#
+                );
+                wire.frame(&json, &[]);
+            }
+            wire.until(r#""code":"busy""#, 45);
         }
         "cut-answer" => wire.raw(b"\0\0\0\x64\0\0{\"half\":1,"),
         "frame-without-its-descriptor" => wire.declared(&answer(1, "shm", 1, TENSOR), 1, &[]),
