@@ -97,6 +97,7 @@ pub fn of_carrier(
     make: impl Fn(Device, usize, Fill<'_>) -> Result<Storage, Refusal>,
     contents: &mut Contents,
 ) -> Result<Vec<Canary>, Refusal> {
+    let page = page.clamp(1 << 10, 256 << 10);
     // Over what a device hands out at least, and one byte over a page.
     let len = (2 << 20) + page + 1;
     let mut fill = |bytes: &mut [u8]| {

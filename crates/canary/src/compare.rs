@@ -24,22 +24,33 @@ pub(crate) fn difference(sent: &Value, came: &Value) -> Option<Refusal> {
         let Some(came) = came.get(name) else {
             return Some(corrupt(format!("$.{name} did not come")));
         };
-        if let (Value::Tensor(sent), Value::Tensor(came)) = (sent, came) {
-            if let Some(difference) = in_tensor(sent, came) {
-                return Some(corrupt(format!("$.{name}: {difference}")));
+        let different = match (sent, came) {
+            (Value::Tensor(sent), Value::Tensor(came)) => in_tensor(sent, came),
+            (Value::Array(sent), Value::Array(came)) if sent.descr() == came.descr() => {
+                in_tensor(sent.cells(), came.cells())
             }
-            if sent.count() > 0 {
-                let there = Arc::as_ptr(came.storage());
-                if *same.entry(Arc::as_ptr(sent.storage())).or_insert(there) != there {
-                    return Some(Refusal::new(Reason::Unshared, format!("$.{name}")));
-                }
-            }
-        } else if sent != came {
+            (Value::Pickle(sent), Value::Pickle(came)) => in_tensor(sent.stream(), came.stream()),
+            (Value::Bytes(sent), Value::Bytes(came)) => in_bytes(sent, came),
+            (Value::Str(sent), Value::Str(came)) => in_bytes(sent.as_bytes(), came.as_bytes()),
+            _ => None,
+        };
+        if let Some(difference) = different {
+            return Some(corrupt(format!("$.{name}: {difference}")));
+        }
+        if sent != came {
             let detail = match (sent.kind(), came.kind()) {
                 (sent, came) if sent != came => format!("a {sent} came as a {came}"),
                 (kind, _) => format!("another {kind} came"),
             };
             return Some(corrupt(format!("$.{name}: {detail}")));
+        }
+        if let (Value::Tensor(sent), Value::Tensor(came)) = (sent, came)
+            && sent.count() > 0
+        {
+            let there = Arc::as_ptr(came.storage());
+            if *same.entry(Arc::as_ptr(sent.storage())).or_insert(there) != there {
+                return Some(Refusal::new(Reason::Unshared, format!("$.{name}")));
+            }
         }
     }
     None
@@ -54,12 +65,20 @@ fn in_tensor(sent: &Tensor, came: &Tensor) -> Option<String> {
         (Ok(sent), Ok(came)) => (sent, came),
         (Err(refusal), _) | (_, Err(refusal)) => return Some(refusal.to_string()),
     };
+    in_bytes(&sent, &came)
+}
+
+fn in_bytes(sent: &[u8], came: &[u8]) -> Option<String> {
     if sent == came {
         return None;
     }
-    let at = sent.iter().zip(&*came).position(|(sent, came)| sent != came)?;
-    let (was, is, of) = (sent[at], came[at], sent.len());
-    let others = sent.iter().zip(&*came).filter(|(sent, came)| sent != came).count();
+    let of = sent.len();
+    if came.len() != of {
+        return Some(format!("{of} bytes came as {}", came.len()));
+    }
+    let at = sent.iter().zip(came).position(|(sent, came)| sent != came)?;
+    let others = sent.iter().zip(came).filter(|(sent, came)| sent != came).count();
+    let (was, is) = (sent[at], came[at]);
     Some(format!("byte {at} of {of} is {was:#04x} and came as {is:#04x}; {others} differ"))
 }
 

@@ -28,9 +28,19 @@ const FACTS: usize = 64;
 const FACT: usize = 256;
 
 impl Facts {
-    /// States one; the last one of a name counts.
+    /// States one; the last one of a name counts. What is longer than 256 bytes is cut, and of more than 64 the
+    /// rest is left out, so that nobody is turned away for it.
     pub fn state(&mut self, name: impl Into<String>, value: impl Into<String>) {
-        self.0.insert(name.into(), value.into());
+        let cut = |mut text: String| {
+            while text.len() > FACT {
+                text.pop();
+            }
+            text
+        };
+        let name = cut(name.into());
+        if self.0.len() < FACTS || self.0.contains_key(&name) {
+            self.0.insert(name, cut(value.into()));
+        }
     }
 
     /// One of them.
@@ -64,7 +74,9 @@ impl Facts {
 
 impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for Facts {
     fn from_iter<I: IntoIterator<Item = (N, V)>>(facts: I) -> Self {
-        Self(facts.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+        let mut all = Self::default();
+        facts.into_iter().for_each(|(name, value)| all.state(name, value));
+        all
     }
 }
 

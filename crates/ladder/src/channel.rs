@@ -141,7 +141,7 @@ impl CallOptions {
         Self::default()
     }
 
-    /// How long the call may take, from sending to the answer.
+    /// How long the call may take, from packing its value to the answer, with whatever has to be proven first.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);
@@ -337,12 +337,14 @@ impl Peer {
     /// Proves every rung anew, both ways: one that was demoted is used again if it is right now. Nothing else
     /// ever brings it back.
     ///
-    /// The peer has to answer: a host that neither calls nor serves does not.
+    /// The peer has to answer: a host that neither calls nor serves does not. Where its plain values turn out
+    /// wrong there is nothing to fall back to, and the channel ends.
     ///
     /// # Errors
     ///
-    /// [`CallError`] where the channel ends, or the peer does not answer within the handshake's limit. What a
-    /// canary shows is no error, but in the report.
+    /// [`CallError`] where the channel ends, the peer does not answer within the handshake's limit, or one side
+    /// has no time (`busy`: the other is proving something itself) or no memory for it; then what was
+    /// found so far holds. What a canary shows is no error, but in the report.
     pub fn reprove(&self) -> Result<Report, CallError> {
         self.core.reprove().map_err(|kind| CallError::new(own::REPROVE, kind, None))
     }
@@ -398,7 +400,8 @@ impl Peer {
         self.core.link.spin_for(time);
     }
 
-    /// Leases that the peer has not given back, and the bytes that are kept for them.
+    /// Leases of users' values that the peer has not given back, and the bytes that are kept for them. Canaries
+    /// are counted apart ([`Bounds`]).
     #[must_use]
     pub fn lent(&self) -> (usize, u64) {
         self.core.keeper.out()

@@ -44,6 +44,11 @@ const EVENTS_COST: usize = 128 << 20;
 /// The channel's own calls are numbered from here: within what a double holds exactly.
 const OWN_CALLS: u64 = 1 << 52;
 
+/// Whether a call is one of the channel's own, this side's or the peer's.
+pub(crate) fn is_own_id(id: u64) -> bool {
+    id > OWN_CALLS
+}
+
 /// How many of the peer's own calls are answered at a time where nobody serves. One that has answered counts
 /// until it is gone, so that a peer that asks one after the other may find a few.
 const OWN_THREADS: usize = 16;
@@ -677,10 +682,7 @@ impl Core {
     fn check_posted(&self, posted: bool) {
         if !posted {
             let detail = "the peer asks for more messages than it reads";
-            let broken = Ended::Broken(Fault::new(Reason::OverCap, detail));
-            self.router().ended.get_or_insert(broken);
-            self.link.close();
-            self.changed.notify_all();
+            self.break_off(Ended::Broken(Fault::new(Reason::OverCap, detail)));
         }
     }
 
@@ -921,6 +923,14 @@ impl Core {
         if !due.is_empty() {
             let _ = self.write(&Message::More, due, &mut Vec::new(), None);
         }
+    }
+
+    /// Ends the channel for a reason of this side's.
+    pub(crate) fn break_off(&self, why: Ended) {
+        self.router().ended.get_or_insert(why);
+        self.link.close();
+        self.changed.notify_all();
+        self.unread.notify_all();
     }
 
     /// Ends the channel for this side, so that the peer sees the end of the stream.

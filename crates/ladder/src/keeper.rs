@@ -32,6 +32,8 @@ struct Kept {
 }
 
 /// How much one peer may be lent at a time (L5).
+///
+/// Canaries come on top: 64 blocks and 64 MiB of them at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Bytes of all blocks: no bound unless said otherwise.

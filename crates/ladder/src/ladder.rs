@@ -127,6 +127,9 @@ type Declined = Arc<[(RungId, Refusal)]>;
 /// From the peer of which channel, or [`MINE`], on which rung and device.
 pub(crate) type Way = (u64, RungId, Device);
 
+/// Forwards that are known before those of channels that are gone are forgotten.
+const FORWARDS: usize = 1024;
+
 /// Of memory that no other channel's peer lent.
 pub(crate) const MINE: u64 = 0;
 
@@ -174,13 +177,6 @@ impl Known {
     }
 }
 
-/// What was found last counts, unless nothing was.
-fn renew(known: &mut Verdict, found: Verdict) {
-    if found != Verdict::Unproven {
-        *known = found;
-    }
-}
-
 /// What only a canary can say, and no side of itself.
 fn is_verdict(reason: Reason) -> bool {
     matches!(reason, Reason::Unproven | Reason::Demoted | Reason::NoCarrier | Reason::Corrupt)
@@ -205,13 +201,17 @@ impl Opened {
                 vec![Proof::unproven(Device::Host)]
             }
             Ok(Session::Carrier(carrier)) => {
-                let proof = |(device, reach)| match reach {
+                let proof = |(device, reach): (Device, Reach)| match reach {
+                    Reach::Not(refusal) if device.is_host() => {
+                        Proof::of(device, Verdict::NotOffered(refusal))
+                    }
                     Reach::Not(refusal) => {
                         tracing::warn!(rung = %id, %device, code = %refusal.reason(), "demoted: {refusal}");
                         Proof::of(device, Verdict::Demoted(refusal))
                     }
                     reach => {
-                        if reach == Reach::Ready {
+                        // The host's memory needs nothing set up.
+                        if reach == Reach::Ready || device.is_host() {
                             ready.push(device);
                         }
                         Proof::unproven(device)
@@ -467,16 +467,18 @@ impl Sessions {
         Some((known.proof.sending.clone(), known.demotions))
     }
 
-    /// What this side's canary showed, unless the rung was demoted since it flew.
-    pub(crate) fn found(&self, finding: &Finding, demotions: u64) {
-        let Finding { rung, device, sending, returning, time, .. } = finding.clone();
-        self.change(&rung, device, |known| {
+    /// What this side's canary showed, unless the rung was demoted since it flew; gives what is known then.
+    pub(crate) fn found(&self, finding: Finding, demotions: u64) -> Finding {
+        let mut kept = finding.clone();
+        self.change(&finding.rung, finding.device, |known| {
             if known.demotions == demotions {
-                known.sent = sending;
+                known.sent = finding.sending;
             }
-            renew(&mut known.came_back, returning);
-            known.proof.time = time;
+            kept.sending = known.sent.clone();
+            known.came_back = finding.returning;
+            known.proof.time = finding.time;
         });
+        kept
     }
 
     /// What the peer's canary showed: its way there is the way here.
@@ -488,8 +490,11 @@ impl Sessions {
         returning: Verdict,
     ) {
         self.change(rung, device, |known| {
-            renew(&mut known.their_sent, sending);
-            renew(&mut known.their_came_back, returning);
+            // Said of no canary that came here, it says nothing.
+            if sending != Verdict::Unproven {
+                known.their_sent = sending;
+            }
+            known.their_came_back = returning;
         });
     }
 
@@ -570,8 +575,10 @@ impl Sessions {
     /// What a forwarded canary showed.
     pub(crate) fn forwarded(&self, way: Way, verdict: Verdict, lender: Weak<Core>) {
         let mut forwards = write(&self.forwards);
-        // Of channels that are gone nothing needs to be known for long.
-        forwards.retain(|_, (_, lender)| lender.strong_count() > 0);
+        // Of channels that are gone nothing needs to be known for ever.
+        if forwards.len() >= FORWARDS {
+            forwards.retain(|_, (_, lender)| lender.strong_count() > 0);
+        }
         forwards.insert(way, (verdict, lender));
     }
 

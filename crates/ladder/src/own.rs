@@ -167,7 +167,10 @@ impl Core {
         } else if !quiet {
             answer.push(("v", value));
         }
-        self.proofs.note_answer(&rung, device);
+        // Of a device that this side does not know, nothing is to be proven.
+        if self.sessions.sending(&rung, device).is_some() {
+            self.proofs.note_answer(&rung, device);
+        }
         Ok((Value::map(answer), rung))
     }
 
@@ -224,9 +227,13 @@ impl Core {
                 // Said of a canary that never came here.
                 sending = Verdict::Unproven;
             }
-            if let Verdict::Demoted(refusal) = &sending {
-                let code = refusal.reason();
-                tracing::warn!(%rung, %device, %code, "demoted by the peer, from there to here: {refusal}");
+            for (verdict, way) in
+                [(&sending, "from there to here"), (&returning, "from here to there")]
+            {
+                if let Verdict::Demoted(why) = verdict {
+                    let code = why.reason();
+                    tracing::warn!(%rung, %device, %code, "demoted by the peer, {way}: {why}");
+                }
             }
             self.sessions.heard(rung, device, sending, returning);
         }
@@ -302,7 +309,7 @@ mod tests {
         for large in [
             // One byte, for ever.
             view(1 << 62, 0),
-            Value::list((0..100_000).map(|n| Value::from(n))),
+            Value::list((0..100_000).map(Value::from)),
             Value::list([Value::list((0..1500).map(|_| view(0, 1)))]),
         ] {
             assert_eq!(check_size(&large).map_err(|why| why.reason()), Err(Reason::TooLarge));

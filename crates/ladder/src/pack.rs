@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use canary::{Digest, digest};
 use rung::{
-    Fault, Handle, Layout, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason, Refusal,
-    RungId, Storage, Tensor, Unsendable, Value, limits,
+    Device, Fault, Handle, Layout, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason,
+    Refusal, RungId, Storage, Tensor, Unsendable, Value, limits,
 };
 use serde::{Deserialize, Serialize};
 use tier_inline::codec::{self, Splice};
@@ -225,7 +225,7 @@ pub(crate) fn pack(value: &Value, sessions: &Sessions, how: How<'_>) -> Result<P
     // About as many as there are leaves.
     let legs = Vec::with_capacity(survey.nodes().min(1024));
     let (places, table) = place(survey, blocks);
-    if let Some(need) = need(&table, sessions, how) {
+    if let Some(need) = first_need(&table, sessions, how) {
         return Err(NotPacked::Unproven(need));
     }
     let bytes = || bytes_of(table.iter().map(|(storage, _)| storage));
@@ -247,9 +247,9 @@ pub(crate) fn pack(value: &Value, sessions: &Sessions, how: How<'_>) -> Result<P
     let mut packing = Packing::default();
     let packed = pack_into(&mut packing, value, table, &mut packer);
     packing.route = packer.route;
-    if let Err(unsendable) = packed {
+    if let Err(not_packed) = packed {
         undo(packing, sessions);
-        return Err(unsendable.into());
+        return Err(not_packed);
     }
     Ok(packing)
 }
@@ -266,7 +266,7 @@ fn pack_into(
     value: &Value,
     table: Table,
     packer: &mut Packer<'_>,
-) -> Result<(), Unsendable> {
+) -> Result<(), NotPacked> {
     for (storage, first) in table {
         let exported = export(packer.sessions, &storage, &first, packer.how)?;
         packing.ways.push(
@@ -284,7 +284,7 @@ fn pack_into(
             time: exported.time,
         });
     }
-    codec::encode(value, &mut packing.value, packer)
+    Ok(codec::encode(value, &mut packing.value, packer)?)
 }
 
 struct Exported {
@@ -310,23 +310,41 @@ fn lent_by_another(storage: &Storage, how: How<'_>) -> Option<(Way, Weak<Core>)>
     another.then(|| ((channel, rung.clone(), storage.device()), core))
 }
 
-/// The first thing that is to be proven before anything of a table is exported.
-fn need(table: &Table, sessions: &Sessions, how: How<'_>) -> Option<Need> {
+/// What is to be proven before a storage is offered to a carrier: where it is another peer's, that it can go on.
+fn need_of(
+    id: &RungId,
+    carrier: &Result<&dyn rung::Carrier, Refusal>,
+    device: Device,
+    another: Option<&(Way, Weak<Core>)>,
+    sessions: &Sessions,
+    how: How<'_>,
+) -> Option<Need> {
+    let need = match (carrier, another) {
+        (Err(why), _) if why.reason() == Reason::Unproven && sessions.session(id).is_some() => {
+            Need { way: (MINE, id.clone(), device), lender: None }
+        }
+        (Ok(_), Some((way, lender))) if way.1 == *id && sessions.forward(way).is_none() => {
+            Need { way: way.clone(), lender: Some(Weak::clone(lender)) }
+        }
+        _ => return None,
+    };
+    how.avoided(&need.way).is_none().then_some(need)
+}
+
+/// The first thing that is surely to be proven, before anything of a table is copied for it: down to the first
+/// carrier of each storage that is in order.
+fn first_need(table: &Table, sessions: &Sessions, how: How<'_>) -> Option<Need> {
     let Via::Proven = how.via else { return None };
     table.iter().find_map(|(storage, _)| {
         let device = storage.device();
         let another = lent_by_another(storage, how);
-        sessions.carriers(device, how.via).find_map(|(id, carrier)| match (carrier, &another) {
-            (Err(why), _) if why.reason() == Reason::Unproven && sessions.session(id).is_some() => {
-                let way = (MINE, id.clone(), device);
-                how.avoided(&way).is_none().then_some(Need { way, lender: None })
+        for (id, carrier) in sessions.carriers(device, how.via) {
+            let need = need_of(id, &carrier, device, another.as_ref(), sessions, how);
+            if need.is_some() || carrier.is_ok() {
+                return need;
             }
-            (Ok(_), Some((way, lender))) if way.1 == *id && sessions.forward(way).is_none() => {
-                let lender = Some(Weak::clone(lender));
-                how.avoided(way).is_none().then(|| Need { way: way.clone(), lender })
-            }
-            _ => None,
-        })
+        }
+        None
     })
 }
 
@@ -336,23 +354,24 @@ fn export(
     storage: &Arc<Storage>,
     first: &Named,
     how: How<'_>,
-) -> Result<Exported, Unsendable> {
+) -> Result<Exported, NotPacked> {
     let mut declined = Vec::new();
-    let another = lent_by_another(storage, how).map(|(way, _)| way);
-    let exported = export_as_it_is(sessions, storage, first, how, another.as_ref(), &mut declined);
-    if let Some(exported) = exported {
+    let another = lent_by_another(storage, how);
+    let given = another.as_ref();
+    if let Some(exported) = export_as_it_is(sessions, storage, first, how, given, &mut declined)? {
+        let another = another.map(|(way, _)| way).filter(|way| way.1 == exported.rung);
         return Ok(Exported { another, ..exported });
     }
     if another.is_some() && storage.device().is_host() {
         // What cannot go on as it is can be copied.
         let copy = Arc::new(Storage::new(Bundle::copy_of(storage)));
-        let exported = export_as_it_is(sessions, &copy, first, how, None, &mut declined);
+        let exported = export_as_it_is(sessions, &copy, first, how, None, &mut declined)?;
         if let Some(exported) = exported {
             return Ok(exported);
         }
     }
     let Named { path, kind } = first.clone();
-    Err(Unsendable { path, kind, refusals: declined })
+    Err(Unsendable { path, kind, refusals: declined }.into())
 }
 
 fn export_as_it_is(
@@ -360,15 +379,20 @@ fn export_as_it_is(
     storage: &Arc<Storage>,
     first: &Named,
     how: How<'_>,
-    another: Option<&Way>,
+    another: Option<&(Way, Weak<Core>)>,
     declined: &mut Vec<(RungId, Refusal)>,
-) -> Option<Exported> {
+) -> Result<Option<Exported>, NotPacked> {
     let started = Instant::now();
     let device = storage.device();
     for (id, carrier) in sessions.carriers(device, how.via) {
-        let forward = match another.filter(|way| carrier.is_ok() && way.1 == *id) {
+        if let Via::Proven = how.via
+            && let Some(need) = need_of(id, &carrier, device, another, sessions, how)
+        {
+            return Err(NotPacked::Unproven(need));
+        }
+        let forward = match another.filter(|(way, _)| carrier.is_ok() && way.1 == *id) {
             None => Ok(()),
-            Some(way) => match sessions.forward(way) {
+            Some((way, _)) => match sessions.forward(way) {
                 Some(verdict) => verdict.usable(),
                 None => Err(how.avoided(way).cloned().unwrap_or(Reason::Unproven.into())),
             },
@@ -383,7 +407,7 @@ fn export_as_it_is(
                 let split = packed.parcel.split();
                 match split {
                     Ok((wire, handles)) => {
-                        return Some(Exported {
+                        return Ok(Some(Exported {
                             rung: id.clone(),
                             lease,
                             wire,
@@ -393,7 +417,7 @@ fn export_as_it_is(
                             declined: std::mem::take(declined),
                             time: started.elapsed(),
                             another: None,
-                        });
+                        }));
                     }
                     Err(fault) => {
                         sessions.take_back(id, lease, Some(packed.owner));
@@ -409,7 +433,7 @@ fn export_as_it_is(
             }
         }
     }
-    None
+    Ok(None)
 }
 
 /// One entry of the table once it is exported.

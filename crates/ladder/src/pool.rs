@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::core::{Core, Incoming, NotYet, Work};
 use crate::error::Ended;
+use crate::own;
 use crate::wire::{Role, Root};
 
 /// How many calls of the peer's, not nested in ours, are handled at a time.
@@ -54,7 +55,8 @@ impl Pool {
         has_handler: bool,
         role: Role,
     ) -> (bool, Option<Refused>) {
-        if self.has_time() {
+        // A server that waits where there is no handler waits for the channel's own work.
+        if self.has_time() && (has_handler || own::is_own(&call.method)) {
             self.work.push_back(Work::Call(call));
             return (false, None);
         }
@@ -94,9 +96,14 @@ impl Pool {
         self.work.len() == 1
     }
 
-    /// Work for an idle server, which is idle no more.
-    fn take(&mut self) -> Option<Work> {
-        let work = self.work.pop_front()?;
+    /// Work for an idle server, which is idle no more; users' calls only where there is a handler for them.
+    fn take(&mut self, has_handler: bool) -> Option<Work> {
+        let can = |work: &Work| match work {
+            Work::Call(call) => has_handler || own::is_own(&call.method),
+            Work::AnswerRefused { .. } => true,
+        };
+        let at = self.work.iter().position(can)?;
+        let work = self.work.remove(at)?;
         self.idle -= 1;
         Some(work)
     }
@@ -142,7 +149,7 @@ impl Core {
                 break Ok(());
             }
             self.router().pool.idle += 1;
-            let work = match self.wait_for(deadline, |router| router.pool.take()) {
+            let work = match self.wait_for(deadline, |router| router.pool.take(false)) {
                 Ok(work) => work,
                 Err(not_yet) => {
                     self.router().pool.idle -= 1;
@@ -162,11 +169,12 @@ impl Core {
         self.router().pool.idle += 1;
         loop {
             let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
-            let work = match self.wait_as(true, deadline, |router| router.pool.take()) {
+            let serves = || self.handler.get().is_some();
+            let work = match self.wait_as(true, deadline, |router| router.pool.take(serves())) {
                 Ok(work) => work,
                 Err(reason) => {
                     let pool = &mut self.router().pool;
-                    match (reason, pool.take()) {
+                    match (reason, pool.take(serves())) {
                         // It came after all.
                         (NotYet::Deadline, Some(work)) => work,
                         (NotYet::Deadline, None) => {
@@ -247,7 +255,7 @@ mod tests {
         assert!(!start && refused.is_some_and(|refused| refused.code == "busy"));
         // One has come to wait and taken its work; another waits.
         pool.idle = 2;
-        assert!(pool.take().is_some());
+        assert!(pool.take(true).is_some());
         pool.work.clear();
         assert!(matches!(pool.offer(call(), true, Role::Host), (false, None)));
         assert!(pool.offer(call(), true, Role::Host).1.is_some());

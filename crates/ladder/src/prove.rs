@@ -26,6 +26,9 @@ use crate::wire::Role;
 const PASSING: &[&str] =
     &["busy", "abandoned", "too-deep", "over-bound", "unproven", "no-handler", "undelivered"];
 
+/// The turn of whoever tells.
+const TELLING: Way = (u64::MAX, RungId::INLINE, Device::Host);
+
 /// What proves a rung on a device, or why nothing can.
 type Prepared = (RungId, Device, Result<Vec<Canary>, Refusal>);
 
@@ -78,12 +81,18 @@ impl Echo for Calls<'_> {
         let via = Via::Canary(&canary.rung);
         let reply = self.core.own_call(own::CANARY, Value::map(argument), via, self.deadline);
         reached("canary-answered");
-        let refused =
-            |reason: Reason, text: String| Ok(Echoed::Declined(Refusal::new(reason, text)));
+        // Once all was proven, a lack of memory or descriptors is this moment's, and not the rung's.
+        let proven = self.core.proven.load(Ordering::Acquire);
+        let declined = |why: Refusal| match why.reason() {
+            Reason::NoMemory | Reason::NoDescriptors if proven => {
+                Err(CallErrorKind::OverCap(why.to_string()))
+            }
+            _ => Ok(Echoed::Declined(why)),
+        };
         // The way back alone failed: asked again, quietly, the peer tells what it got.
         let lost = |refusal: Refusal| {
             if quiet {
-                return Ok(Echoed::Declined(refusal));
+                return declined(refusal);
             }
             let digest = canary::digest::of_bytes(&[]);
             Ok(Echoed::Answered(Answer { digest, leaves: Vec::new(), back: Err(refusal) }))
@@ -105,13 +114,12 @@ impl Echo for Calls<'_> {
                 }
                 let at = own.unwrap_or(refusals.len().saturating_sub(1));
                 let why = refusals.drain(..).nth(at);
-                let why = why.map_or(Reason::OtherKind.into(), |(_, refusal)| refusal);
-                Ok(Echoed::Declined(why))
+                declined(why.map_or(Reason::OtherKind.into(), |(_, refusal)| refusal))
             }
-            Err(CallErrorKind::NotAccepted { code, text }) => {
-                Ok(Echoed::Declined(refusal_of(&code, &text)))
+            Err(CallErrorKind::NotAccepted { code, text }) => declined(refusal_of(&code, &text)),
+            Err(CallErrorKind::OverCap(text)) => {
+                declined(Refusal::new(Reason::NoDescriptors, text))
             }
-            Err(CallErrorKind::OverCap(text)) => refused(Reason::NoDescriptors, text),
             Err(CallErrorKind::AnswerNotTaken(fault) | CallErrorKind::Malformed(fault)) => {
                 lost(fault.into())
             }
@@ -119,7 +127,7 @@ impl Echo for Calls<'_> {
                 lost(Refusal::new(Reason::PeerFault, text))
             }
             Err(CallErrorKind::Remote { code, text }) if !PASSING.contains(&&*code) => {
-                Ok(Echoed::Declined(refusal_of(&code, &text)))
+                declined(refusal_of(&code, &text))
             }
             Err(other) => Err(other),
         }
@@ -181,7 +189,16 @@ impl Core {
             // Without a thread, or where a rung of a user's panicked in it, it is done here.
             let prepared = preparing.ok().and_then(|preparing| preparing.join().ok());
             answered?;
-            Ok(prepared.unwrap_or_else(|| self.prepare()))
+            let mut prepared = prepared.unwrap_or_else(|| self.prepare());
+            // What the host wants proven at connect is to be proven both ways.
+            let wanted: Vec<Device> = self.proofs.answered().into_iter().map(|way| way.1).collect();
+            for (rung, device) in self.sessions.at_connect(&wanted) {
+                if !prepared.iter().any(|known| (&known.0, known.1) == (&rung, device)) {
+                    let canaries = self.canaries(&rung, device);
+                    prepared.push((rung, device, canaries));
+                }
+            }
+            Ok(prepared)
         })
     }
 
@@ -208,13 +225,18 @@ impl Core {
         })
     }
 
-    /// Tells the peer what canaries showed that it has not been told; what it does not hear is told again.
+    /// Tells the peer what canaries showed that it has not been told; what it does not hear is told again. One
+    /// thread at a time, so that nothing old is told after what is new.
     fn tell(self: &Arc<Self>, deadline: Option<Instant>) -> Result<(), CallErrorKind> {
+        let _turn = self.proofs.turn(&TELLING, deadline).ok_or(CallErrorKind::Deadline)?;
         let findings = self.proofs.take_untold();
+        if findings.is_empty() && self.proven.load(Ordering::Acquire) {
+            return Ok(());
+        }
         let via = Via::Canary(&RungId::INLINE);
         let told = self.own_call(own::FINDINGS, own::to_value(&findings), via, deadline);
         if told.is_err() {
-            findings.into_iter().for_each(|finding| self.proofs.keep_untold(finding));
+            self.proofs.put_back(findings);
         }
         told.map(drop)
     }
@@ -267,6 +289,12 @@ impl Core {
                 }
                 all
             }
+            Err(refusal)
+                if matches!(refusal.reason(), Reason::NoMemory | Reason::NoDescriptors)
+                    && self.proven.load(Ordering::Acquire) =>
+            {
+                return Err(CallErrorKind::OverCap(refusal.to_string()));
+            }
             Err(refusal) => Some(Finding::declined(rung.clone(), device, refusal)),
         };
         let nothing = || Finding::declined(rung.clone(), device, Reason::Empty.into());
@@ -284,8 +312,14 @@ impl Core {
                 tracing::warn!(%rung, %device, code = %why.reason(), "demoted, {way}: {why}");
             }
         }
-        self.sessions.found(&finding, demotions);
-        self.proofs.keep_untold(finding);
+        let wrong = finding.sending.is_demoted() || finding.returning.is_demoted();
+        self.proofs.keep_untold(self.sessions.found(finding, demotions));
+        if wrong && *rung == RungId::INLINE && self.proven.load(Ordering::Acquire) {
+            // There is nothing below it, and no value goes without it: the peer is refused after all.
+            let ended = Ended::Broken(Fault::new(Reason::Corrupt, "its plain values are wrong"));
+            self.break_off(ended.clone());
+            return Err(CallErrorKind::Gone(ended, None));
+        }
         Ok(())
     }
 
@@ -315,15 +349,24 @@ impl Core {
         deadline: Option<Instant>,
     ) -> Result<(), Ended> {
         let Need { way, lender } = need;
-        let deadline = self.patient(deadline);
-        let proven = match lender {
-            None => self.prove_now(&way, deadline),
-            Some(lender) => self.prove_forward(&way, &lender, deadline),
+        // Half of the time that the caller has, so that what rides lower for it still gets there.
+        let now = Instant::now();
+        let half = deadline.map(|deadline| now + deadline.saturating_duration_since(now) / 2);
+        let until = self.patient(half);
+        let proven = match &lender {
+            None => self.prove_now(&way, until),
+            Some(lender) => self.prove_forward(&way, lender, until),
         };
         let why = match proven {
             Ok(()) => return Ok(()),
-            Err(CallErrorKind::Gone(ended, _)) => return Err(ended),
-            Err(error) => Refusal::new(Reason::Unproven, error.to_string()),
+            Err(NotProven::Error(CallErrorKind::Gone(ended, _))) => return Err(ended),
+            // The peer had all the time there is: not to be waited for again.
+            Err(NotProven::Error(CallErrorKind::Deadline)) if until != half => {
+                self.give_up_on(way, lender, Reason::NoAnswer.into());
+                return Ok(());
+            }
+            Err(NotProven::Error(error)) => Refusal::new(Reason::Unproven, error.to_string()),
+            Err(NotProven::NotNow(why)) => why,
         };
         let (_, rung, device) = &way;
         tracing::warn!(%rung, %device, "not proven, and not used for this value: {why}");
@@ -331,12 +374,21 @@ impl Core {
         Ok(())
     }
 
+    fn give_up_on(&self, way: Way, lender: Option<Weak<Self>>, why: Refusal) {
+        let (_, rung, device) = &way;
+        tracing::warn!(%rung, %device, code = %why.reason(), "demoted, from here to there: {why}");
+        match lender {
+            None => {
+                let demotions = self.sessions.sending(rung, *device).map_or(0, |known| known.1);
+                let finding = Finding::declined(rung.clone(), *device, why);
+                self.proofs.keep_untold(self.sessions.found(finding, demotions));
+            }
+            Some(lender) => self.sessions.forwarded(way, Verdict::Demoted(why), lender),
+        }
+    }
+
     /// A rung on a device, unless another thread has proven it meanwhile.
-    fn prove_now(
-        self: &Arc<Self>,
-        way: &Way,
-        deadline: Option<Instant>,
-    ) -> Result<(), CallErrorKind> {
+    fn prove_now(self: &Arc<Self>, way: &Way, deadline: Option<Instant>) -> Result<(), NotProven> {
         let (_, rung, device) = way;
         let _turn = self.proofs.turn(way, deadline).ok_or(CallErrorKind::Deadline)?;
         if self.sessions.sending(rung, *device).is_none_or(|(known, _)| known != Verdict::Unproven)
@@ -347,7 +399,7 @@ impl Core {
         self.prove((rung, *device), canaries, deadline)?;
         // What is not told now is told with the next call.
         match self.tell(deadline) {
-            Err(gone @ CallErrorKind::Gone(..)) => Err(gone),
+            Err(gone @ CallErrorKind::Gone(..)) => Err(gone.into()),
             _ => Ok(()),
         }
     }
@@ -358,7 +410,7 @@ impl Core {
         way: &Way,
         lender: &Weak<Self>,
         deadline: Option<Instant>,
-    ) -> Result<(), CallErrorKind> {
+    ) -> Result<(), NotProven> {
         let (_, rung, device) = way;
         let _turn = self.proofs.turn(way, deadline).ok_or(CallErrorKind::Deadline)?;
         if self.sessions.forward(way).is_some() {
@@ -382,22 +434,23 @@ impl Core {
         (_, rung, device): &Way,
         lender: &Weak<Self>,
         deadline: Option<Instant>,
-    ) -> Result<Option<Refusal>, CallErrorKind> {
+    ) -> Result<Option<Refusal>, NotProven> {
         let refused = |reason: Reason, text: &str| Ok(Some(Refusal::new(reason, text)));
-        let Some(lender) = lender.upgrade() else {
-            return refused(Reason::Unproven, "its lender is gone");
-        };
+        // Nobody can ever say now: nothing is known, and nothing needs to be kept of it.
+        let gone = || NotProven::NotNow(Refusal::new(Reason::Unproven, "its lender is gone"));
+        let lender = lender.upgrade().ok_or_else(gone)?;
         let argument = [("r", Value::from(rung.as_str())), ("d", Value::from(device.to_string()))];
         let via = Via::Canary(rung);
         let made = match lender.own_call(own::MAKE, Value::map(argument), via, deadline) {
             Ok(made) => made.into_value(),
             // The lender's end is no end of this channel, and its trouble none of this peer's.
-            Err(CallErrorKind::Gone(..)) => return refused(Reason::Unproven, "its lender is gone"),
+            Err(CallErrorKind::Gone(..)) => return Err(gone()),
             Err(CallErrorKind::Remote { code, .. }) if PASSING.contains(&&*code) => {
-                return Err(CallErrorKind::Remote { code, text: "its lender is busy".into() });
+                let why = Refusal::new(Reason::Unproven, "its lender is busy");
+                return Err(NotProven::NotNow(why));
             }
             Err(error @ (CallErrorKind::Deadline | CallErrorKind::OverBound(_))) => {
-                return Err(error);
+                return Err(error.into());
             }
             Err(error) => return refused(Reason::Unproven, &format!("its lender: {error}")),
         };
@@ -442,6 +495,19 @@ impl Core {
         self.reprove_sending(deadline)?;
         self.own_call(own::REPROVE, Value::Null, Via::Canary(&RungId::INLINE), deadline)?;
         Ok(self.report())
+    }
+}
+
+/// Why there is no verdict.
+enum NotProven {
+    Error(CallErrorKind),
+    /// Not now, and perhaps never.
+    NotNow(Refusal),
+}
+
+impl From<CallErrorKind> for NotProven {
+    fn from(error: CallErrorKind) -> Self {
+        Self::Error(error)
     }
 }
 
@@ -505,15 +571,36 @@ impl Proofs {
         lock(&self.answered).contains(&(rung.clone(), device))
     }
 
-    fn keep_untold(&self, finding: Finding) {
+    /// The devices and rungs of them.
+    fn answered(&self) -> Vec<(RungId, Device)> {
+        lock(&self.answered).iter().cloned().collect()
+    }
+
+    /// To be told: the last word on a rung and device, but that the way back was wrong stays said until it is
+    /// told, where the last canary saw nothing of it.
+    fn keep_untold(&self, mut finding: Finding) {
         let mut untold = lock(&self.untold);
-        untold.retain(|known| (&known.rung, known.device) != (&finding.rung, finding.device));
+        let is_same =
+            |known: &Finding| (&known.rung, known.device) == (&finding.rung, finding.device);
+        if let Some(at) = untold.iter().position(is_same) {
+            let before = untold.remove(at);
+            if finding.returning == Verdict::Unproven {
+                finding.returning = before.returning;
+            }
+        }
         untold.push(finding);
         self.has_untold.store(true, Ordering::Release);
     }
 
+    /// They were not heard, and are older than what was found meanwhile.
+    fn put_back(&self, findings: Vec<Finding>) {
+        let newer = std::mem::take(&mut *lock(&self.untold));
+        findings.into_iter().chain(newer).for_each(|finding| self.keep_untold(finding));
+    }
+
     fn take_untold(&self) -> Vec<Finding> {
+        let mut untold = lock(&self.untold);
         self.has_untold.store(false, Ordering::Release);
-        std::mem::take(&mut lock(&self.untold))
+        std::mem::take(&mut *untold)
     }
 }

@@ -145,6 +145,9 @@ impl Core {
         let Outgoing { id, root, attempt, .. } = answer;
         let is_canary = answer.only.is_some();
         let fail = |code: &str, text: String| self.fail(id, deadline, Failure::new(code, text));
+        if !is_canary {
+            self.within(root, || self.tell_what_is_untold(deadline))?;
+        }
         let mut packing = loop {
             let how = How {
                 blocks: tries.blocks,

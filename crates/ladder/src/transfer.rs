@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rung::{Fault, Handle, ParcelWire, Reason, Refusal, RungId};
 
-use crate::core::{Core, NotSent};
+use crate::core::{Core, NotSent, is_own_id};
 use crate::error::Ended;
 use crate::fail::reached;
 use crate::ladder::{MINE, Way};
@@ -65,7 +65,7 @@ impl Core {
             Err(NotTaken::Storage(storage, fault)) => {
                 self.counters.refused();
                 let rung = rungs.get(storage).cloned().unwrap_or(RungId::INLINE);
-                if fault.reason() != Reason::UnknownBlock {
+                if fault.reason() != Reason::UnknownBlock && !is_own_id(id) {
                     tracing::warn!(%rung, code = %fault.reason(), "not taken: {fault}");
                     self.sessions.demote_receiving(&rung, &fault.clone().into());
                 }

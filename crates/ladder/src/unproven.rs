@@ -14,6 +14,8 @@ use crate::worker::Worker;
 
 /// Two processes that said hello, and have proven nothing yet: what a [`Channel`] or a [`Worker`] is made of.
 ///
+/// The other side waits for the proof as long as its own handshake may take, so this is not to be kept for long.
+///
 /// It has no way to send a value. Only [`prove`](Self::prove) makes what can, by sending canaries on every
 /// rung, both ways; nothing skips that.
 ///

@@ -44,7 +44,9 @@
 //! subtree that was pickled for the way (one view, the pickle), or `"o"` for a pickle of the user's (the
 //! stream, then the buffers that were kept out of it). Nobody opens an `"o"` on the way.
 //!
-//! `t` is left out for C order, `o` and `f` for 0, and `s` for a tensor without elements.
+//! `t` is left out for C order, `o` and `f` for 0, and `s` for a tensor without elements. A view and a text have `x`
+//! too where their sender wants them checked: the digest of their bytes (`canary::digest`). The channel's own calls
+//! are listed in `own`.
 
 use std::borrow::Cow;
 use std::fmt::Write;

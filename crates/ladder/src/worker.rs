@@ -33,7 +33,8 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// Where the program cannot be started, ends, hangs, or speaks something else.
+    /// Where the program cannot be started, ends, hangs, or speaks something else; [`ConnectError::Refused`] where
+    /// host memory or plain values come out wrong between the two.
     pub fn spawn(command: Command) -> Result<Self, ConnectError> {
         WorkerBuilder::default().spawn(command)
     }

@@ -48,6 +48,8 @@ reasons! {
     Demoted = "demoted", "the rung failed earlier and was demoted", Some("mend the cause, then prove it again (Peer::reprove), or reconnect");
     /// No canary has crossed on it yet.
     Unproven = "unproven", "not proven for this pair of processes yet", None;
+    /// A canary was not answered.
+    NoAnswer = "no-answer", "a canary was not answered in time", Some("see what the other process is doing, then prove it again (Peer::reprove)");
     /// Other contents came than were sent.
     Corrupt = "corrupt", "other contents came than were sent", Some("report the driver, the kernel and both library versions; the rung is not used meanwhile");
     /// A leaf rode another rung than the one that its sender named.

@@ -35,7 +35,7 @@ pub trait Rung: fmt::Debug + Send + Sync {
     fn probe(&self) -> Result<Offer, Refusal>;
 
     /// What it knows of this process and a person who looks for a reason wants to see beside the other's: a
-    /// driver's version, an allocator. Nothing, unless said otherwise.
+    /// driver's version, an allocator. Nothing, unless said otherwise. Of a value 256 bytes count.
     fn facts(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
@@ -108,6 +108,7 @@ pub trait Carrier: Send + Sync {
 
     /// So many bytes of memory of a device, of the kind that this carrier moves best, with the contents that
     /// `fill` puts into all of it at once: what its canary is made of. Private host memory, unless said otherwise.
+    /// On a device, the last of it is written by work that a stream still has to do when this returns.
     ///
     /// # Errors
     ///
@@ -282,7 +283,8 @@ pub trait Form: Send + Sync {
     fn lower(&self, leaf: Leaf<'_>) -> Result<Lowered, Refusal>;
 
     /// Values that this form takes whole, one of each kind, with contents that `random` fills: what its
-    /// canary is made of. They must not be equal twice but by luck.
+    /// canary is made of. They must not be equal twice but by luck, are some hundred values together at most,
+    /// and none is what rides as a tensor (null, and one view).
     ///
     /// # Errors
     ///

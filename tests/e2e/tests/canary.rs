@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ladder::{
-    CallErrorKind, Channel, Command, ConnectError, Device, Ladder, Methods, Output, Report, RungId,
-    Tensor, TensorMut, Value, Verdict, Verify, Worker, WorkerBuilder,
+    CallErrorKind, CallOptions, Channel, Command, ConnectError, Device, Ladder, Methods, Output,
+    Report, RungId, Tensor, TensorMut, Value, Verdict, Verify, Worker, WorkerBuilder,
 };
 use rung::{Reason, Rung};
 use testkit::device::{self, DeviceRung};
@@ -69,6 +69,7 @@ fn rungs(words: &str) -> Rungs {
             "longer" => Kind::Longer,
             "shorter" => Kind::Shorter,
             "delay" => Kind::Delay(Duration::from_millis(30)),
+            "hang" => Kind::Delay(Duration::from_secs(3)),
             _ => Kind::Fail,
         };
         let on = match *on {
@@ -466,9 +467,15 @@ fn a_device_that_one_peer_cannot_open_demotes_that_pair() -> Outcome {
 
 /// Host memory that cannot go on as it is, because its lender is gone or fails, is copied.
 fn what_cannot_be_forwarded_is_copied() -> Outcome {
-    let (a, b) = (worker("")?, worker("")?);
-    let lent = a.call("born", Value::Null).map_err(text)?.into_value();
-    drop(a);
+    let (a, b, c) = (worker("")?, worker("")?, worker("")?);
+    let born =
+        |from: &Worker| Ok::<_, String>(from.call("born", Value::Null).map_err(text)?.into_value());
+    let (lent, other) = (born(&a)?, born(&c)?);
+    drop((a, c));
+    // Of two lenders who are gone, too.
+    let both = Value::list([lent.clone(), other]);
+    let reply = b.call("echo", both.clone()).map_err(text)?;
+    check(*reply.value() == both && reply.sent().legs.iter().all(|leg| leg.copies == 1), &reply)?;
     let reply = b.call("first byte", lent).map_err(text)?;
     check(reply.value().as_i64() == Some(7), reply.value())?;
     let leg = &reply.sent().legs[0];
@@ -548,7 +555,7 @@ fn an_idle_device_is_proven_before_its_first_leaf() -> Outcome {
     };
     let unproven = || (Verdict::Unproven, Verdict::Unproven);
     check(
-        verdicts(&worker) == [unproven(), (Verdict::Verified, Verdict::Unproven)],
+        verdicts(&worker) == [unproven(), (Verdict::Verified, Verdict::Verified)],
         verdicts(&worker),
     )?;
     let tensor = device::tensor(device::device(1), &[4; 1000]).map_err(text)?;
@@ -648,6 +655,32 @@ fn a_forward_that_breaks_later_demotes_that_pair() -> Outcome {
     // On request the pair is proven anew.
     b.reprove().map_err(text)?;
     check(b.call("first byte", lent()?).map_err(text)?.sent().legs[0].rung == NEAR, "not near")
+}
+
+/// A device that hangs in the other process is waited for once, and costs a call with a limit half of it.
+fn a_device_that_hangs_is_given_up() -> Outcome {
+    let (host, worker) = ("devices 1 idle", "devices 1 idle near hang import");
+    let tensor = device::tensor(device::device(1), &[6; 1000]).map_err(text)?;
+    let rides_far = |worker: &Worker, options: CallOptions| -> Outcome<Duration> {
+        let started = Instant::now();
+        let reply = worker.call_with("first byte", tensor.clone(), options).map_err(text)?;
+        check(reply.value().as_i64() == Some(6) && reply.sent().legs[0].rung == FAR, &reply)?;
+        Ok(started.elapsed())
+    };
+    let patient = builder(host).0.handshake(Duration::from_millis(700));
+    let patient = patient.spawn(role(worker)).map_err(text)?;
+    let took = rides_far(&patient, CallOptions::new())?;
+    check(took > Duration::from_millis(600) && took < Duration::from_secs(3), took)?;
+    let report = patient.report();
+    let near = &report.rung(&NEAR).ok_or("no rung")?.proofs[0].sending;
+    check(matches!(near, Verdict::Demoted(why) if why.reason() == Reason::NoAnswer), near)?;
+    check(rides_far(&patient, CallOptions::new())? < Duration::from_millis(500), "again")?;
+    let hurried = connect(host, worker).map_err(text)?;
+    let took = rides_far(&hurried, CallOptions::new().limit(Duration::from_secs(2)))?;
+    check(took < Duration::from_secs(2), took)?;
+    let report = hurried.report();
+    let near = &report.rung(&NEAR).ok_or("no rung")?.proofs[0].sending;
+    check(*near == Verdict::Unproven, near)
 }
 
 /// A worker that was greeted and not wanted ends by itself.
@@ -762,6 +795,7 @@ fn main() -> ExitCode {
         a_worker_that_does_not_serve_yet_answers_canaries,
         many_first_leaves_are_one_proof,
         a_forward_that_breaks_later_demotes_that_pair,
+        a_device_that_hangs_is_given_up,
         what_is_not_proven_is_let_go,
         canaries_do_not_count_against_the_bounds,
     ];
