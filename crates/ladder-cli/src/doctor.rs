@@ -40,6 +40,14 @@ enum Outcome {
 }
 
 impl Outcome {
+    fn of(report: &Report, let_in: bool) -> Self {
+        match report.demoted().next() {
+            _ if !let_in => Self::Refused,
+            Some(_) => Self::Demoted,
+            None => Self::Verified,
+        }
+    }
+
     fn status(self) -> u8 {
         match self {
             Self::Verified => 0,
@@ -99,11 +107,7 @@ impl Doctor {
             Err(ConnectError::Refused(report)) => (*report, false),
             Err(error) => return Err(Error::Connect(error)),
         };
-        let outcome = match (let_in, report.demoted().next()) {
-            (false, _) => Outcome::Refused,
-            (true, Some(_)) => Outcome::Demoted,
-            (true, None) => Outcome::Verified,
-        };
+        let outcome = Outcome::of(&report, let_in);
         let checks = machine::look_around(&report);
         let printed = if self.json {
             print_json(&report, outcome, &checks)
@@ -233,4 +237,42 @@ fn print_json(report: &Report, outcome: Outcome, checks: &[Check]) -> io::Result
     serde_json::to_writer(&mut out, &everything)?;
     writeln!(out)?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ladder::{Device, Facts, RungId};
+    use rung::{Reason, Refusal};
+
+    fn report(sending: Verdict) -> Report {
+        let mut proof = Proof::of(Device::Cuda([1; 16]), Verdict::Verified);
+        proof.sending = sending;
+        let rung = RungReport::new(RungId::new("near"), vec![proof]);
+        Report::new(Facts::default(), Facts::default(), vec![rung])
+    }
+
+    #[test]
+    fn the_status_says_what_became_of_the_rungs() {
+        let lacking = Verdict::NotOffered(Reason::Platform.into());
+        let wrong = Verdict::Demoted(Refusal::new(Reason::Corrupt, "x"));
+        for (sending, let_in, status) in [
+            (Verdict::Verified, true, 0),
+            (Verdict::Unproven, true, 0),
+            (lacking, true, 0),
+            (wrong.clone(), true, 1),
+            (wrong, false, 2),
+        ] {
+            let outcome = Outcome::of(&report(sending.clone()), let_in);
+            assert_eq!(outcome.status(), status, "{sending:?}");
+        }
+    }
+
+    #[test]
+    fn a_demotion_is_told_with_its_remedy() {
+        let told = Told::of(&Verdict::Demoted(Reason::DeviceUnknown.into()));
+        assert_eq!((told.verdict, told.code), ("demoted", Some("device-unknown")));
+        assert!(told.remedy.is_some_and(|remedy| remedy.contains("CUDA_VISIBLE_DEVICES")));
+        assert_eq!(Told::of(&Verdict::Unproven).verdict, "before its first leaf");
+    }
 }
