@@ -1,7 +1,7 @@
 //! What is sent: specimens of everything that goes wrong in its own way.
 
 use crate::digest::{Digest, answer};
-use rung::{DType, Device, Form, Reason, Refusal, RungId, Storage, Tensor, Value};
+use rung::{DType, Device, Fill, Form, Reason, Refusal, RungId, Storage, Tensor, Value};
 use std::sync::Arc;
 
 /// One message that proves a rung.
@@ -75,9 +75,6 @@ impl Contents {
         bytes
     }
 }
-
-/// What fills memory with contents; asked once, for all of it.
-pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]);
 
 /// Where there are bytes that are valid `bool`s.
 const BOOLS: std::ops::Range<usize> = 512..1536;

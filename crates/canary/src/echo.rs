@@ -160,8 +160,8 @@ fn wrong_rung(canary: &Canary, leaves: &[(String, RungId)]) -> Option<Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::battery::{self, Contents, Fill};
-    use rung::{Map, Storage, Tensor};
+    use crate::battery::{self, Contents};
+    use rung::{Fill, Map, Storage, Tensor};
     use std::convert::Infallible;
 
     /// What the other side gets wrong.

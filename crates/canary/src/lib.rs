@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use canary::{Answer, Canary, Contents, Echo, Echoed, Verdict, answer, battery, prove};
-//! use rung::{Device, Refusal, RungId, Storage};
+//! use rung::{Device, Fill, Refusal, RungId, Storage};
 //!
 //! /// A protocol that sends nothing anywhere: both sides are here.
 //! struct Here;
@@ -28,7 +28,7 @@
 //! }
 //!
 //! let mut contents = Contents::random()?;
-//! let make = |_, len, fill: battery::Fill<'_>| {
+//! let make = |_, len, fill: Fill<'_>| {
 //!     let mut bytes = vec![0; len];
 //!     fill(&mut bytes);
 //!     Ok(Storage::from_bytes(bytes))

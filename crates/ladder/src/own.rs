@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use canary::{Answer, Contents, Finding, Verdict, battery, digest};
-use rung::{Device, Map, Reach, Reason, Refusal, RungId, Storage, Tensor, Value, limits};
+use rung::{Device, Fill, Map, Reach, Reason, Refusal, RungId, Storage, Tensor, Value, limits};
 
 use crate::core::Core;
 use crate::handler::Failure;
@@ -185,7 +185,7 @@ impl Core {
         if !carrier.devices().iter().any(reached) {
             return Err(Refusal::new(Reason::DeviceUnknown, device.to_string()).into());
         }
-        let make = |device, len, fill: battery::Fill<'_>| carrier.specimen(device, len, fill);
+        let make = |device, len, fill: Fill<'_>| carrier.specimen(device, len, fill);
         let canary = battery::to_forward(&rung, device, make, &mut Contents::random()?)?;
         let answer = [("d", Value::from(canary.digest.to_string())), ("v", canary.value)];
         Ok((Value::map(answer), rung))

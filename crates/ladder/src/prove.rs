@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use canary::{Answer, Canary, Contents, Echo, Echoed, Finding, Report, Verdict, battery};
-use rung::{Device, Fault, Reason, Refusal, RungId, Session, Value};
+use rung::{Device, Fault, Fill, Reason, Refusal, RungId, Session, Value};
 
 use crate::call::Call;
 use crate::channel::{Peer, Reply};
@@ -327,8 +327,7 @@ impl Core {
         let mut contents = Contents::random()?;
         match self.sessions.session(rung) {
             Some(Session::Carrier(carrier)) => {
-                let make =
-                    |device, len, fill: battery::Fill<'_>| carrier.specimen(device, len, fill);
+                let make = |device, len, fill: Fill<'_>| carrier.specimen(device, len, fill);
                 battery::of_carrier(rung, device, self.page(), make, &mut contents)
             }
             Some(Session::Form(form)) => battery::of_form(rung, &**form, &mut contents),

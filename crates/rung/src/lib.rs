@@ -72,5 +72,7 @@ pub use pickle::OpaquePickle;
 pub use reason::{Fault, Reason, Refusal, Unsendable};
 pub use storage::{Lendable, Memory, Provenance, Storage};
 pub use tensor::{Flags, Tensor};
-pub use traits::{Carrier, Form, Leaf, Lowered, Owner, Packed, Reach, Room, Rung, Session, Trust};
+pub use traits::{
+    Carrier, Fill, Form, Leaf, Lowered, Owner, Packed, Reach, Room, Rung, Session, Trust,
+};
 pub use value::{BigInt, Value};

@@ -113,12 +113,7 @@ pub trait Carrier: Send + Sync {
     /// # Errors
     ///
     /// A refusal where there can be no such memory; the rung is not proven then, and not used.
-    fn specimen(
-        &self,
-        device: Device,
-        len: usize,
-        fill: &mut dyn FnMut(&mut [u8]),
-    ) -> Result<Storage, Refusal> {
+    fn specimen(&self, device: Device, len: usize, fill: Fill<'_>) -> Result<Storage, Refusal> {
         match device {
             Device::Host => {
                 let mut bytes = vec![0; len];
@@ -175,6 +170,9 @@ pub trait Carrier: Send + Sync {
     /// It may be called from destructors, so it must neither block nor panic.
     fn wake_with(&self, _wake: Arc<dyn Fn() + Send + Sync>) {}
 }
+
+/// What fills memory with contents: given all of it at once.
+pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]);
 
 /// How a session reaches a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -289,7 +287,7 @@ pub trait Form: Send + Sync {
     /// # Errors
     ///
     /// A refusal where there can be none; the rung is not proven then, and not used.
-    fn specimens(&self, random: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Value>, Refusal>;
+    fn specimens(&self, random: Fill<'_>) -> Result<Vec<Value>, Refusal>;
 
     /// Puts a leaf together again.
     ///

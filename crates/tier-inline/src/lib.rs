@@ -25,8 +25,8 @@
 pub mod codec;
 
 use rung::{
-    Fault, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Room, Rung, RungId, Session, Trust,
-    Unsendable, Value, limits,
+    Fault, Fill, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Room, Rung, RungId, Session,
+    Trust, Unsendable, Value, limits,
 };
 
 /// The version of the grammar in [`codec`].
@@ -94,7 +94,7 @@ impl Form for InlineForm {
     }
 
     /// Every kind of plain value, by their limits and by chance.
-    fn specimens(&self, random: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Value>, Refusal> {
+    fn specimens(&self, random: Fill<'_>) -> Result<Vec<Value>, Refusal> {
         let mut bits = [0; 8];
         random(&mut bits);
         let integer = i64::from_le_bytes(bits);

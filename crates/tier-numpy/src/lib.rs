@@ -36,8 +36,8 @@ pub mod views;
 use std::sync::Arc;
 
 use rung::{
-    Array, Fault, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Room, Rung, RungId, Session,
-    Storage, Tensor, Trust, Value, limits,
+    Array, Fault, Fill, Form, Leaf, Lowered, Meta, Offer, Reason, Refusal, Room, Rung, RungId,
+    Session, Storage, Tensor, Trust, Value, limits,
 };
 
 pub use views::{copy_ndarray, from_ndarray, to_ndarray, view};
@@ -91,7 +91,7 @@ impl Form for NumpyForm {
 
     /// Types that no tensor has: byte order, times, strings, records; in views that are turned and cut; and a
     /// type so long that it is a view of its own.
-    fn specimens(&self, random: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Value>, Refusal> {
+    fn specimens(&self, random: Fill<'_>) -> Result<Vec<Value>, Refusal> {
         let record = r#"[["id","<u2"],["when",">M8[us]"],["at",">f4",[2,3]],["name","|S5"]]"#;
         let long: Vec<String> = (0..30).map(|n| format!(r#"["field{n}",">i2"]"#)).collect();
         let long = format!("[{}]", long.join(","));

@@ -44,8 +44,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rung::{
-    Fault, Form, Leaf, Lowered, Meta, Offer, OpaquePickle, Reason, Refusal, Room, Rung, RungId,
-    Session, Storage, Tensor, Trust, Value, limits,
+    Fault, Fill, Form, Leaf, Lowered, Meta, Offer, OpaquePickle, Reason, Refusal, Room, Rung,
+    RungId, Session, Storage, Tensor, Trust, Value, limits,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -159,7 +159,7 @@ impl Form for PickleForm {
     }
 
     /// More plain data than stays in the JSON, and a pickle that nobody opens.
-    fn specimens(&self, random: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Value>, Refusal> {
+    fn specimens(&self, random: Fill<'_>) -> Result<Vec<Value>, Refusal> {
         let mut bits = [0; 16];
         random(&mut bits);
         let integer = i128::from_le_bytes(bits);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use rung::{
-    Carrier, Device, Fault, Handle, LeaseId, Meta, Packed, Parcel, Provenance, Reason, Receipt,
-    Refusal, RungId, Storage, Trust,
+    Carrier, Device, Fault, Fill, Handle, LeaseId, Meta, Packed, Parcel, Provenance, Reason,
+    Receipt, Refusal, RungId, Storage, Trust,
 };
 use segment::{Draft, PeerTrust, Received, Sealed};
 use serde::{Deserialize, Serialize};
@@ -188,12 +188,7 @@ impl Carrier for ShmCarrier {
     }
 
     /// Born shared: what is private takes the same way after one copy.
-    fn specimen(
-        &self,
-        device: Device,
-        len: usize,
-        fill: &mut dyn FnMut(&mut [u8]),
-    ) -> Result<Storage, Refusal> {
+    fn specimen(&self, device: Device, len: usize, fill: Fill<'_>) -> Result<Storage, Refusal> {
         if !device.is_host() {
             return Err(Refusal::new(Reason::DeviceMemory, device.to_string()));
         }

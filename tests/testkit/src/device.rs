@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rung::{
-    Carrier, DType, Device, Fault, LeaseId, Memory, Meta, Offer, Packed, Parcel, Provenance, Reach,
-    Reason, Receipt, Refusal, Rung, RungId, Session, Storage, Tensor, Trust,
+    Carrier, DType, Device, Fault, Fill, LeaseId, Memory, Meta, Offer, Packed, Parcel, Provenance,
+    Reach, Reason, Receipt, Refusal, Rung, RungId, Session, Storage, Tensor, Trust,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -142,12 +142,7 @@ impl Carrier for DeviceCarrier {
         self.devices.clone()
     }
 
-    fn specimen(
-        &self,
-        device: Device,
-        len: usize,
-        fill: &mut dyn FnMut(&mut [u8]),
-    ) -> Result<Storage, Refusal> {
+    fn specimen(&self, device: Device, len: usize, fill: Fill<'_>) -> Result<Storage, Refusal> {
         let mut bytes = vec![0; len];
         fill(&mut bytes);
         memory(device, &bytes)

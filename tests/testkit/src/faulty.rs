@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rung::{
-    Carrier, Device, Fault, Form, Leaf, LeaseId, Lowered, Meta, Offer, Packed, Parcel, Provenance,
-    Reach, Reason, Receipt, Refusal, Room, Rung, RungId, Session, Storage, Tensor, Trust, Value,
+    Carrier, Device, Fault, Fill, Form, Leaf, LeaseId, Lowered, Meta, Offer, Packed, Parcel,
+    Provenance, Reach, Reason, Receipt, Refusal, Room, Rung, RungId, Session, Storage, Tensor,
+    Trust, Value,
 };
 
 /// What goes wrong.
@@ -187,12 +188,7 @@ impl Carrier for FaultyCarrier {
         self.inner.devices()
     }
 
-    fn specimen(
-        &self,
-        device: Device,
-        len: usize,
-        fill: &mut dyn FnMut(&mut [u8]),
-    ) -> Result<Storage, Refusal> {
+    fn specimen(&self, device: Device, len: usize, fill: Fill<'_>) -> Result<Storage, Refusal> {
         self.inner.specimen(device, len, fill)
     }
 
@@ -303,7 +299,7 @@ impl Form for FaultyForm {
         self.changed(self.inner.lower(leaf)?, true)
     }
 
-    fn specimens(&self, random: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Value>, Refusal> {
+    fn specimens(&self, random: Fill<'_>) -> Result<Vec<Value>, Refusal> {
         self.inner.specimens(random)
     }
 
