@@ -26,6 +26,11 @@ use crate::wire::Role;
 const PASSING: &[&str] =
     &["busy", "abandoned", "too-deep", "over-bound", "unproven", "no-handler", "undelivered"];
 
+/// What a side lacks at the moment, whatever the rung.
+pub(crate) fn is_passing(why: Reason) -> bool {
+    matches!(why, Reason::NoMemory | Reason::NoDescriptors)
+}
+
 /// The turn of whoever tells.
 const TELLING: Way = (u64::MAX, RungId::INLINE, Device::Host);
 
@@ -83,15 +88,15 @@ impl Echo for Calls<'_> {
         reached("canary-answered");
         // Once all was proven, a lack of memory or descriptors is this moment's, and not the rung's.
         let proven = self.core.proven.load(Ordering::Acquire);
-        let declined = |why: Refusal| match why.reason() {
-            Reason::NoMemory | Reason::NoDescriptors if proven => {
-                Err(CallErrorKind::OverCap(why.to_string()))
+        let declined = |why: Refusal| {
+            if proven && is_passing(why.reason()) {
+                return Err(CallErrorKind::OverCap(why.to_string()));
             }
-            _ => Ok(Echoed::Declined(why)),
+            Ok(Echoed::Declined(why))
         };
         // The way back alone failed: asked again, quietly, the peer tells what it got.
         let lost = |refusal: Refusal| {
-            if quiet {
+            if quiet || (proven && is_passing(refusal.reason())) {
                 return declined(refusal);
             }
             let digest = canary::digest::of_bytes(&[]);
@@ -125,6 +130,12 @@ impl Echo for Calls<'_> {
             }
             Err(CallErrorKind::Remote { code, text }) if code == "unsendable" => {
                 lost(Refusal::new(Reason::PeerFault, text))
+            }
+            // It was decoded over there, and cannot be sent back.
+            Err(CallErrorKind::Remote { code, text })
+                if Reason::from_code(&code).is_some_and(is_passing) =>
+            {
+                lost(refusal_of(&code, &text))
             }
             Err(CallErrorKind::Remote { code, text }) if !PASSING.contains(&&*code) => {
                 declined(refusal_of(&code, &text))
@@ -289,10 +300,7 @@ impl Core {
                 }
                 all
             }
-            Err(refusal)
-                if matches!(refusal.reason(), Reason::NoMemory | Reason::NoDescriptors)
-                    && self.proven.load(Ordering::Acquire) =>
-            {
+            Err(refusal) if is_passing(refusal.reason()) && self.proven.load(Ordering::Acquire) => {
                 return Err(CallErrorKind::OverCap(refusal.to_string()));
             }
             Err(refusal) => Some(Finding::declined(rung.clone(), device, refusal)),

@@ -14,6 +14,7 @@ use crate::handler::{Failure, Handler};
 use crate::ladder::Via;
 use crate::own;
 use crate::pack::{How, Names, NotPacked, Packing, pack};
+use crate::prove::is_passing;
 use crate::transfer::{ATTEMPTS, TakeError, Tries};
 use crate::unpack::Read;
 use crate::wire::{Message, Of};
@@ -161,7 +162,11 @@ impl Core {
             match pack(&answer.value, &self.sessions, how) {
                 Ok(packing) => break packing,
                 Err(NotPacked::Unsendable(unsendable)) => {
-                    return fail("unsendable", unsendable.to_string());
+                    // Of a canary it matters whether it is this moment's trouble or the rung's.
+                    let last = unsendable.refusals.last().map(|(_, why)| why.reason());
+                    let code = last.filter(|why| is_canary && is_passing(*why));
+                    let code = code.map_or("unsendable", Reason::code);
+                    return fail(code, unsendable.to_string());
                 }
                 // The caller waits for this answer: what is asked of it is nested in its call.
                 Err(NotPacked::Unproven(need)) => {
