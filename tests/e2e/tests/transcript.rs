@@ -120,7 +120,9 @@ fn settle(link: &Link) {
 }
 
 /// Plays one side: sends its lines, and compares what the other side sends.
-fn play(link: &Link, lines: &[Line], host: bool) -> Outcome {
+///
+/// Where it plays from the hello on, what was accepted may go alone at any time, and is passed over.
+fn play(link: &Link, lines: &[Line], host: bool, raw: bool) -> Outcome {
     let mut numbers = Numbers::default();
     for line in lines {
         if line.from_host == host {
@@ -132,7 +134,12 @@ fn play(link: &Link, lines: &[Line], host: bool) -> Outcome {
             link.send(&numbers.of_the_peer(&line.json), &handles, soon()).map_err(text)?;
             continue;
         }
-        let frame = link.receive(soon()).map_err(text)?;
+        let frame = loop {
+            let frame = link.receive(soon()).map_err(text)?;
+            if !(raw && frame.json.contains("\"k\":\"more\"")) {
+                break frame;
+            }
+        };
         let json = numbers.of_the_file(&frame.json);
         if !is_like(&json, &line.json) || frame.handles.len() != line.descriptors {
             return Err(format!(
@@ -179,7 +186,7 @@ fn worker(name: &'static str) -> Outcome {
     let command = Command::this_executable().env(ROLE, "serve");
     let by_hand = Worker::builder().greet(command).map_err(text)?.prove_by_hand().map_err(text)?;
     settle(by_hand.link());
-    let outcome = play(by_hand.link(), &lines, true);
+    let outcome = play(by_hand.link(), &lines, true, false);
     by_hand.link().close();
     let exit = by_hand.process().ok_or("no worker")?.end(Duration::from_secs(30));
     match (outcome, exit.status.success()) {
@@ -207,12 +214,12 @@ fn played(name: &str) -> Outcome {
     let lines = parse(&std::fs::read_to_string(path(name)).map_err(text)?)?;
     if name.starts_with("raw") {
         let socket = io::stdin().as_fd().try_clone_to_owned().map_err(text)?;
-        return play(&Link::over(socket), &lines, false);
+        return play(&Link::over(socket), &lines, false, true);
     }
     let unproven = Channel::greet_from_env(&Ladder::standard(), None).map_err(text)?;
     let by_hand = unproven.ok_or("no host")?.prove_by_hand().map_err(text)?;
     settle(by_hand.link());
-    play(by_hand.link(), &lines, false)
+    play(by_hand.link(), &lines, false, false)
 }
 
 fn calls_and_answers(worker: &Worker) -> Outcome {
