@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use rung::{Fault, Reason, Refusal, Value};
+use rung::{Fault, Refusal, Value};
 
 use crate::channel::{Peer, Reply};
 use crate::core::{Event, NotKept, NotSent, NotYet, Work};
@@ -10,9 +10,9 @@ use crate::error::{CallErrorKind, Ended};
 use crate::fail::reached;
 use crate::handshake::post_mortem;
 use crate::ladder::Via;
-use crate::pack::{How, Names, NotPacked, Packing, pack, undo};
+use crate::pack::{Names, Packing, undo};
 use crate::route::{Require, Route};
-use crate::transfer::{ATTEMPTS, TakeError, Tries};
+use crate::transfer::{ATTEMPTS, NotReady, TakeError, Tries};
 use crate::wire::{Message, Of, Root};
 
 /// A call, but for its value.
@@ -32,8 +32,23 @@ impl Call<'_> {
 }
 
 impl Peer {
-    /// The call itself; `value` is taken once the peer has accepted it.
-    pub(crate) fn exchange(
+    /// A call from its beginning to its end; `value` is taken once the peer has accepted it.
+    pub(crate) fn place(
+        &self,
+        value: &mut Option<Value>,
+        call: Call<'_>,
+    ) -> Result<Reply, CallErrorKind> {
+        let nested = self.core.current_root();
+        let id = self.core.router().begin(self.core.role, nested, call.is_canary());
+        let outcome = self.exchange(id, nested, value, call);
+        if matches!(outcome, Err(CallErrorKind::Deadline)) {
+            self.core.give_up();
+        }
+        self.core.finish(id);
+        outcome
+    }
+
+    fn exchange(
         &self,
         id: u64,
         nested: Option<Root>,
@@ -45,7 +60,7 @@ impl Peer {
         if !call.is_canary() {
             core.tell_what_is_untold(deadline).map_err(|ended| self.gone(ended))?;
         }
-        let (mut attempt, mut sent, mut tries) = (0, Route::default(), Tries::new());
+        let (mut attempt, mut sent, mut tries) = (0, Route::default(), Tries::of(call.is_canary()));
         // What could not be taken of the answer, each time.
         let mut refused: Vec<(rung::RungId, Refusal)> = Vec::new();
         let mut not_taken: Option<Fault> = None;
@@ -53,7 +68,11 @@ impl Peer {
             // Again after a NACK; a value that is gone was accepted.
             if let Some(undelivered) = &*value {
                 attempt += 1;
-                let mut packing = self.pack(undelivered, &mut tries, call)?;
+                let packed = core.pack(undelivered, &mut tries, (Names::All, call.via), deadline);
+                let mut packing = packed.map_err(|error| match error {
+                    NotReady::Unsendable(unsendable) => CallErrorKind::Unsendable(unsendable),
+                    NotReady::Ended(ended) => self.gone(ended),
+                })?;
                 reached("call-packed");
                 let rank = |rung: &_| core.sessions.rank(rung);
                 if let Err(below) = call.require.check(&packing.route, rank) {
@@ -96,10 +115,7 @@ impl Peer {
             };
             match event {
                 Err((storage, code, text)) => {
-                    // That a block is not known is nothing that a canary is to show.
-                    let heals = !call.is_canary() || code == Reason::UnknownBlock.code();
-                    let again =
-                        attempt < ATTEMPTS && heals && tries.go_on(core, storage, &code, &text);
+                    let again = attempt < ATTEMPTS && tries.go_on(core, storage, &code, &text);
                     if !again {
                         return Err(CallErrorKind::NotAccepted { code, text });
                     }
@@ -131,39 +147,6 @@ impl Peer {
                         Err(TakeError::Deadline) => return Err(CallErrorKind::Deadline),
                         Err(TakeError::Ended(ended)) => return Err(self.gone(ended)),
                     }
-                }
-            }
-        }
-    }
-
-    /// Packs a value, and proves what is to be proven first.
-    fn pack(
-        &self,
-        value: &Value,
-        tries: &mut Tries,
-        call: Call<'_>,
-    ) -> Result<Packing, CallErrorKind> {
-        let core = &self.core;
-        loop {
-            let how = How {
-                blocks: tries.blocks,
-                names: Names::All,
-                via: call.via,
-                sampling: (!call.is_canary()).then_some(&core.sampling),
-                doubted: tries.doubted(),
-                channel: core.id,
-                avoid: &tries.avoid,
-            };
-            match pack(value, &core.sessions, how) {
-                Ok(packing) => return Ok(packing),
-                Err(NotPacked::Unsendable(unsendable)) => {
-                    return Err(CallErrorKind::Unsendable(unsendable));
-                }
-                // A verdict, or what is to be avoided this time: the next time something else is wanting, if
-                // anything.
-                Err(NotPacked::Unproven(need)) => {
-                    core.prove_first(need, tries, call.deadline)
-                        .map_err(|ended| self.gone(ended))?;
                 }
             }
         }

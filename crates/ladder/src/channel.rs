@@ -315,16 +315,9 @@ impl Peer {
         if own::is_own(method) {
             return Err(CallError::new(method, CallErrorKind::ReservedMethod, Some(value)));
         }
-        let nested = self.core.current_root();
-        let id = self.core.router().begin(self.core.role, nested, false);
         let mut value = Some(value);
         let call = Call { method, deadline, require: &options.require, via: Via::Proven };
-        let outcome = self.exchange(id, nested, &mut value, call);
-        if matches!(outcome, Err(CallErrorKind::Deadline)) {
-            self.core.give_up();
-        }
-        self.core.finish(id);
-        outcome.map_err(|kind| CallError::new(method, kind, value))
+        self.place(&mut value, call).map_err(|kind| CallError::new(method, kind, value))
     }
 
     /// What is proven of every rung with this peer, by device and direction, and in what the two processes

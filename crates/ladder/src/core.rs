@@ -18,7 +18,7 @@ use crate::channel::Options;
 use crate::error::Ended;
 use crate::fail::reached;
 use crate::handler::Handler;
-use crate::keeper::{AtBound, Bounds, Due, Keeper, Returns};
+use crate::keeper::{AtBound, Bounds, Due, Keeper, Returns, lock};
 use crate::ladder::Sessions;
 use crate::own;
 use crate::pack::{Packing, Sampling};
@@ -397,8 +397,7 @@ impl Core {
     }
 
     pub(crate) fn router(&self) -> MutexGuard<'_, Router> {
-        // Nothing under this lock is half done when somebody panics.
-        self.router.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.router)
     }
 
     /// Waits until `pick` finds what it looks for, reading the socket unless another thread does.
@@ -629,11 +628,9 @@ impl Core {
         let core = Arc::clone(self);
         let slot = Arc::new(Mutex::new(Some(call)));
         let mine = Arc::clone(&slot);
-        let take = |slot: &Mutex<Option<Incoming>>| {
-            slot.lock().unwrap_or_else(PoisonError::into_inner).take()
-        };
         let started = std::thread::Builder::new().name("ladder-canary".into()).spawn(move || {
-            if let Some(call) = take(&mine)
+            let call = lock(&mine).take();
+            if let Some(call) = call
                 && let Err(ended) = core.perform(Work::Call(call), None)
             {
                 tracing::debug!("while answering a canary: {ended}");
@@ -643,7 +640,8 @@ impl Core {
         if let Err(error) = started {
             tracing::error!("no thread to answer a canary with: {error}");
             self.router().own_threads -= 1;
-            if let Some(call) = take(&slot) {
+            let call = lock(&slot).take();
+            if let Some(call) = call {
                 self.refuse(call, "busy", "no thread could be started".into());
             }
         }
@@ -900,10 +898,7 @@ impl Core {
             for message in posted {
                 note(self.send(&message, Vec::new(), None));
             }
-            let due = self.returns.take(None);
-            if !due.is_empty() {
-                note(self.write(&Message::More, due, &mut Vec::new(), None));
-            }
+            note(self.say_what_is_due(None));
             if ended {
                 // Without receipts the peer would keep everything for ever. After a goodbye nothing can
                 // be sent, and what the peer still says is read.
@@ -916,13 +911,13 @@ impl Core {
         }
     }
 
-    /// Sends what waits for a frame to ride on.
-    #[cfg(all(feature = "failpoints", debug_assertions))]
-    pub(crate) fn say_what_is_due(&self) {
+    /// Sends what waits for a frame to ride on, alone.
+    pub(crate) fn say_what_is_due(&self, deadline: Option<Instant>) -> Result<(), NotSent> {
         let due = self.returns.take(None);
-        if !due.is_empty() {
-            let _ = self.write(&Message::More, due, &mut Vec::new(), None);
+        if due.is_empty() {
+            return Ok(());
         }
+        self.write(&Message::More, due, &mut Vec::new(), deadline)
     }
 
     /// Ends the channel for a reason of this side's.
@@ -947,11 +942,7 @@ impl Core {
     pub(crate) fn say_goodbye(&self) {
         self.router().closing = true;
         // What nothing took along yet; a peer that does not read has no use for it.
-        let due = self.returns.take(None);
-        if !due.is_empty() {
-            let soon = Instant::now().checked_add(FAREWELL);
-            let _ = self.write(&Message::More, due, &mut Vec::new(), soon);
-        }
+        let _ = self.say_what_is_due(Instant::now().checked_add(FAREWELL));
         self.link.close_for_sending();
         self.changed.notify_all();
         self.unread.notify_all();

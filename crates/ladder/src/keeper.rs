@@ -16,7 +16,7 @@ const RIDE: Duration = Duration::from_millis(2);
 /// Messages that may wait to be sent on behalf of readers.
 const POSTED: usize = 1024;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing under these locks is half done when somebody panics.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -243,15 +243,12 @@ impl Opened {
     /// The session, for a leaf on this device.
     fn usable(&self, device: Device, via: Via<'_>) -> Result<&Session, Refusal> {
         let session = self.session.as_ref().map_err(Clone::clone)?;
-        match (self.sending(device), via) {
-            (Verdict::Verified, Via::Proven) => Ok(session),
-            (_, Via::Canary(rung)) if *rung == self.id => Ok(session),
-            (Verdict::Verified | Verdict::Unproven, Via::Canary(_)) => Ok(session),
-            (verdict, _) => match verdict.usable() {
-                Err(refusal) => Err(refusal),
-                Ok(()) => Ok(session),
-            },
-        }
+        let verdict = self.sending(device);
+        let flies = match via {
+            Via::Proven => false,
+            Via::Canary(rung) => *rung == self.id || verdict == Verdict::Unproven,
+        };
+        if flies { Ok(session) } else { verdict.usable().map(|()| session) }
     }
 
     fn is_carrier(&self) -> bool {

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use canary::{Answer, Canary, Contents, Echo, Echoed, Finding, Report, Verdict, battery};
@@ -15,6 +15,7 @@ use crate::core::{Core, NotYet};
 use crate::error::{CallErrorKind, ConnectError, Ended};
 use crate::fail::reached;
 use crate::handshake::post_mortem;
+use crate::keeper::lock;
 use crate::ladder::{MINE, Via, Way};
 use crate::own;
 use crate::pack::Need;
@@ -52,16 +53,9 @@ impl Core {
         via: Via<'_>,
         deadline: Option<Instant>,
     ) -> Result<Reply, CallErrorKind> {
-        let nested = self.current_root();
-        let id = self.router().begin(self.role, nested, true);
         let require = &Require::default();
         let call = Call { method, deadline, require, via };
-        let outcome = Peer::of(self).exchange(id, nested, &mut Some(argument), call);
-        if matches!(outcome, Err(CallErrorKind::Deadline)) {
-            self.give_up();
-        }
-        self.finish(id);
-        outcome
+        Peer::of(self).place(&mut Some(argument), call)
     }
 
     /// As long as proving may take, and no longer than the caller has time.
@@ -528,11 +522,6 @@ pub(crate) struct Proofs {
     has_untold: AtomicBool,
     /// On what the peer's canaries were answered.
     answered: Mutex<HashSet<(RungId, Device)>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing under these locks is half done when somebody panics.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// This thread's turn to prove a way.

@@ -13,9 +13,9 @@ use crate::fail::reached;
 use crate::handler::{Failure, Handler};
 use crate::ladder::Via;
 use crate::own;
-use crate::pack::{How, Names, NotPacked, Packing, pack};
+use crate::pack::{Names, Packing};
 use crate::prove::is_passing;
-use crate::transfer::{ATTEMPTS, TakeError, Tries};
+use crate::transfer::{ATTEMPTS, NotReady, TakeError, Tries};
 use crate::unpack::Read;
 use crate::wire::{Message, Of};
 
@@ -86,7 +86,7 @@ impl Core {
             return match self.within(root, || self.answer_own(&call.method, read, deadline)) {
                 Ok((value, rung)) => {
                     let answer = Outgoing { id, root, attempt: 1, value, only: Some(rung) };
-                    self.send_answer(answer, Tries::new(), deadline)
+                    self.send_answer(answer, Tries::of(true), deadline)
                 }
                 Err(failure) => self.fail(id, deadline, failure),
             };
@@ -103,7 +103,7 @@ impl Core {
         match called {
             Ok(Ok(value)) => {
                 let answer = Outgoing { id, root: call.root, attempt: 1, value, only: None };
-                self.send_answer(answer, Tries::new(), deadline)
+                self.send_answer(answer, Tries::of(false), deadline)
             }
             Ok(Err(failure)) => self.fail(id, deadline, failure),
             Err(panic) => {
@@ -149,29 +149,19 @@ impl Core {
         if !is_canary {
             self.within(root, || self.tell_what_is_untold(deadline))?;
         }
-        let mut packing = loop {
-            let how = How {
-                blocks: tries.blocks,
-                names: Names::Bulk,
-                via: answer.only.as_ref().map_or(Via::Proven, Via::Canary),
-                sampling: (!is_canary).then_some(&self.sampling),
-                doubted: tries.doubted(),
-                channel: self.id,
-                avoid: &tries.avoid,
-            };
-            match pack(&answer.value, &self.sessions, how) {
-                Ok(packing) => break packing,
-                Err(NotPacked::Unsendable(unsendable)) => {
-                    // Of a canary it matters whether it is this moment's trouble or the rung's.
-                    let last = unsendable.refusals.last().map(|(_, why)| why.reason());
-                    let code = last.filter(|why| is_canary && is_passing(*why));
-                    let code = code.map_or("unsendable", Reason::code);
-                    return fail(code, unsendable.to_string());
-                }
-                // The caller waits for this answer: what is asked of it is nested in its call.
-                Err(NotPacked::Unproven(need)) => {
-                    self.within(root, || self.prove_first(need, &mut tries, deadline))?;
-                }
+        let via = answer.only.as_ref().map_or(Via::Proven, Via::Canary);
+        // The caller waits for this answer: what is asked of it is nested in its call.
+        let packed = self
+            .within(root, || self.pack(&answer.value, &mut tries, (Names::Bulk, via), deadline));
+        let mut packing = match packed {
+            Ok(packing) => packing,
+            Err(NotReady::Ended(ended)) => return Err(ended),
+            Err(NotReady::Unsendable(unsendable)) => {
+                // Of a canary it matters whether it is this moment's trouble or the rung's.
+                let last = unsendable.refusals.last().map(|(_, why)| why.reason());
+                let code = last.filter(|why| is_canary && is_passing(*why));
+                let code = code.map_or("unsendable", Reason::code);
+                return fail(code, unsendable.to_string());
             }
         };
         // The peer may be waiting for this very answer before it gives anything back.
@@ -238,9 +228,7 @@ impl Core {
         text: &str,
     ) -> Result<(), Ended> {
         let Answer { answer, mut tries } = answer;
-        // A canary shows what fails, and heals nothing.
-        let heals = answer.only.is_none() || code == Reason::UnknownBlock.code();
-        let again = answer.attempt < ATTEMPTS && heals && tries.go_on(self, storage, code, text);
+        let again = answer.attempt < ATTEMPTS && tries.go_on(self, storage, code, text);
         if again {
             let attempt = answer.attempt + 1;
             return self.send_answer(Outgoing { attempt, ..answer }, tries, None);

@@ -2,16 +2,17 @@
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use rung::{Fault, Handle, ParcelWire, Reason, Refusal, RungId};
+use rung::{Fault, Handle, ParcelWire, Reason, Refusal, RungId, Unsendable, Value};
 
 use crate::core::{Core, NotSent, is_own_id};
 use crate::error::Ended;
 use crate::fail::reached;
-use crate::ladder::{MINE, Way};
-use crate::pack::{Blocks, Packing};
+use crate::ladder::{MINE, Via, Way};
+use crate::pack::{Blocks, How, Names, NotPacked, Packing, pack};
 use crate::route::{Leg, Route, What};
 use crate::unpack::{self, NotRead, NotTaken, Read};
 use crate::wire::{Accepted, Message, Of};
@@ -45,14 +46,15 @@ impl Core {
                 TakeError::Ended(Ended::Broken(Fault::new(Reason::OverCap, text)))
             }
         };
-        let rungs: Vec<RungId> = parcels.iter().map(|parcel| parcel.lease().0.clone()).collect();
         let taken = unpack::import(&self.sessions, &self.returns, parcels, handles);
         let taken = taken.and_then(|table| {
             reached("call-imported");
             match unpack::read(json, &table, &self.sessions) {
                 Ok(read) => Ok(Ok(read)),
                 Err(NotRead::Malformed(fault)) => Ok(Err(fault)),
-                Err(NotRead::Corrupt(storage, fault)) => Err(NotTaken::Storage(storage, fault)),
+                Err(NotRead::Corrupt(storage, rung, fault)) => {
+                    Err(NotTaken::Storage(storage, rung, fault))
+                }
             }
         });
         match taken {
@@ -62,9 +64,8 @@ impl Core {
                 self.accept(Accepted { of, id, attempt }, &[]);
                 Ok(read)
             }
-            Err(NotTaken::Storage(storage, fault)) => {
+            Err(NotTaken::Storage(storage, rung, fault)) => {
                 self.counters.refused();
-                let rung = rungs.get(storage).cloned().unwrap_or(RungId::INLINE);
                 if fault.reason() != Reason::UnknownBlock && !is_own_id(id) {
                     tracing::warn!(%rung, code = %fault.reason(), "not taken: {fault}");
                     self.sessions.demote_receiving(&rung, &fault.clone().into());
@@ -117,7 +118,45 @@ impl Verify {
     }
 }
 
+/// Why there is nothing to send.
+pub(crate) enum NotReady {
+    Unsendable(Unsendable),
+    Ended(Ended),
+}
+
 impl Core {
+    /// Packs a value, and proves what is to be proven first.
+    pub(crate) fn pack(
+        self: &Arc<Self>,
+        value: &Value,
+        tries: &mut Tries,
+        (names, via): (Names, Via<'_>),
+        deadline: Option<Instant>,
+    ) -> Result<Packing, NotReady> {
+        loop {
+            let how = How {
+                blocks: tries.blocks,
+                names,
+                via,
+                sampling: (!tries.canary).then_some(&self.sampling),
+                doubted: tries.doubted(),
+                channel: self.id,
+                avoid: &tries.avoid,
+            };
+            match pack(value, &self.sessions, how) {
+                Ok(packing) => return Ok(packing),
+                Err(NotPacked::Unsendable(unsendable)) => {
+                    return Err(NotReady::Unsendable(unsendable));
+                }
+                // A verdict, or what is to be avoided this time: the next time something else is wanting, if
+                // anything.
+                Err(NotPacked::Unproven(need)) => {
+                    self.prove_first(need, tries, deadline).map_err(NotReady::Ended)?;
+                }
+            }
+        }
+    }
+
     /// Counts what was sent, and says so where a large leaf rode a low rung.
     pub(crate) fn count_sent(&self, route: &Route) {
         self.counters.sent(route);
@@ -135,6 +174,8 @@ impl Core {
 /// How a value is sent, and what it rode so far: what healing goes by.
 #[derive(Debug)]
 pub(crate) struct Tries {
+    /// A canary shows what fails, and heals nothing.
+    canary: bool,
     pub(crate) blocks: Blocks,
     /// What each storage of the last attempt rode, in the order of the table.
     rode: Vec<Way>,
@@ -146,8 +187,9 @@ pub(crate) struct Tries {
 
 impl Tries {
     /// None yet.
-    pub(crate) fn new() -> Self {
-        Self { blocks: Blocks::AsTheyAre, rode: Vec::new(), avoid: Vec::new(), failed: Vec::new() }
+    pub(crate) fn of(canary: bool) -> Self {
+        let blocks = Blocks::AsTheyAre;
+        Self { canary, blocks, rode: Vec::new(), avoid: Vec::new(), failed: Vec::new() }
     }
 
     /// Whether other contents came than were sent.
@@ -172,6 +214,9 @@ impl Tries {
             // The rung heard so with the receipt; this time it sends all there is.
             tracing::debug!(%rung, "the peer does not know a block");
             return true;
+        }
+        if self.canary {
+            return false;
         }
         let why = refusal_of(code, text);
         self.failed.push((rung.clone(), why.clone()));

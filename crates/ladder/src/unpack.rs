@@ -31,7 +31,7 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) enum NotTaken {
     /// One of its storages could not be imported: a NACK, and the sender tries something else.
-    Storage(usize, Fault),
+    Storage(usize, RungId, Fault),
     /// Parcels and handles do not fit: the peer broke the protocol.
     Broken(Fault),
 }
@@ -92,7 +92,7 @@ pub(crate) fn import(
             }),
             Err(fault) => {
                 tracing::warn!(%rung, code = %fault.reason(), "not imported: {fault}");
-                outcome = Err(NotTaken::Storage(index, fault));
+                outcome = Err(NotTaken::Storage(index, rung, fault));
             }
         }
     }
@@ -115,7 +115,7 @@ pub(crate) enum NotRead {
     /// It is not what the wire says.
     Malformed(Fault),
     /// Of a leaf on this storage other contents came than were sent: a NACK, as for one that was not imported.
-    Corrupt(usize, Fault),
+    Corrupt(usize, RungId, Fault),
 }
 
 /// Reads a value over an imported table.
@@ -139,7 +139,10 @@ pub(crate) fn read(json: &str, table: &[Entry], sessions: &Sessions) -> Result<R
     };
     let decoded = codec::decode(json, &mut reader);
     match (reader.corrupt, decoded) {
-        (Some((storage, fault)), _) => Err(NotRead::Corrupt(storage, fault)),
+        (Some((storage, fault)), _) => {
+            let rung = table.get(storage).map_or(RungId::INLINE, |entry| entry.rung.clone());
+            Err(NotRead::Corrupt(storage, rung, fault))
+        }
         (None, Ok(value)) => Ok(Read { value, arrivals: reader.arrivals, refused: Vec::new() }),
         (None, Err(fault)) => Err(NotRead::Malformed(fault)),
     }

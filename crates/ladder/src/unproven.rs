@@ -149,7 +149,7 @@ impl<T> Unproven<T> {
     pub fn prove_by_hand(mut self) -> Result<ByHand, ConnectError> {
         let core = self.take()?;
         core.rehearse(Instant::now().checked_add(core.patience))?;
-        core.say_what_is_due();
+        let _ = core.say_what_is_due(None);
         Ok(ByHand(core))
     }
 
