@@ -123,6 +123,22 @@ reasons! {
     /// Another failure of a system call.
     System = "system", "a system call failed", None;
 
+    // The devices.
+    /// No driver of the devices is there.
+    NoDriver = "no-driver", "no CUDA driver", Some("install the device's driver; in a container, pass it in");
+    /// The driver lacks what is called.
+    OldDriver = "old-driver", "the CUDA driver is too old", Some("update the driver");
+    /// The driver shows this process no device.
+    NoDevice = "no-device", "the driver shows no device", Some("make a device visible (CUDA_VISIBLE_DEVICES; in a container, pass one in)");
+    /// A function of the driver failed.
+    Driver = "driver", "the CUDA driver refused", None;
+    /// The allocator's memory cannot cross as it is.
+    OtherAllocator = "other-allocator", "memory of this allocator cannot cross as it is", Some("allocate it shareable (alloc_on), and it crosses without a copy");
+    /// The process that owned the memory is gone.
+    OwnerGone = "owner-gone", "the process that owned the memory is gone", Some("copy what is to outlive its owner, or have it sent by cuda-vmm");
+    /// A fork of the process that set something up.
+    Forked = "forked", "not usable in a fork of the process that set it up", Some("start processes with exec (Worker::spawn)");
+
     // What a peer sent.
     /// The JSON is not what the wire says it is.
     BadMetadata = "bad-metadata", "malformed metadata", None;

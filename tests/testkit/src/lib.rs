@@ -5,6 +5,7 @@
 //! - [`hostile`]: workers that misbehave.
 //! - [`faulty`]: rungs that go wrong; [`device`]: memory of devices that there are none of.
 //! - [`census`]: descriptors, processes and segments before and after.
+//! - [`stand_in`]: test binaries on the stand-in of the CUDA driver, or on a real one.
 //! - [`values`]: arbitrary values for property tests.
 //! - [`warnings`]: what a library warned of.
 //! - [`watchdog`]: a hung test is aborted, under plain `cargo test` too.
@@ -19,6 +20,7 @@ pub mod faulty;
 pub mod form;
 pub mod hostile;
 pub mod peer;
+pub mod stand_in;
 pub mod trial;
 pub mod values;
 pub mod warnings;

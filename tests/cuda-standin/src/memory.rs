@@ -1,0 +1,243 @@
+//! Memory: files that stand for a device's, and addresses that the CPU cannot touch.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::state::{Code, INVALID_VALUE, OUT_OF_MEMORY, State, fault};
+
+const PAGE: usize = 4096;
+
+/// What freed memory reads as.
+const POISON: u8 = 0xDB;
+
+/// The last page of a file: what it is.
+#[repr(C)]
+pub(crate) struct Header {
+    magic: AtomicU64,
+    /// 0 once it is freed.
+    alive: AtomicU64,
+    physical_device: AtomicU64,
+    len: AtomicU64,
+    /// Of events: see `work`.
+    pub(crate) recorded: AtomicU64,
+    pub(crate) wanted: AtomicU64,
+    pub(crate) done: AtomicU64,
+}
+
+/// A file in memory, mapped here.
+pub(crate) struct Backing {
+    file: OwnedFd,
+    start: *mut u8,
+    len: usize,
+    magic: u64,
+}
+
+// SAFETY: a mapping that lives as long as this; what is in it belongs to tests that race on purpose.
+unsafe impl Send for Backing {}
+// SAFETY: as above.
+unsafe impl Sync for Backing {}
+
+pub(crate) const LEGACY: u64 = 0x4c45_4741_4359_0001;
+pub(crate) const SHAREABLE: u64 = 0x5348_4152_4544_0002;
+pub(crate) const EVENT: u64 = 0x4556_454e_5400_0003;
+
+fn rounded(len: usize) -> usize {
+    len.next_multiple_of(PAGE)
+}
+
+impl Backing {
+    pub(crate) fn make(magic: u64, physical_device: usize, len: usize) -> Result<Arc<Self>, Code> {
+        // SAFETY: a constant name.
+        let file = unsafe { libc::memfd_create(c"device".as_ptr(), libc::MFD_CLOEXEC) };
+        if file < 0 {
+            return Err(OUT_OF_MEMORY);
+        }
+        // SAFETY: just made.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        let bytes = i64::try_from(rounded(len) + PAGE).map_err(|_| OUT_OF_MEMORY)?;
+        // SAFETY: a file of ours.
+        if unsafe { libc::ftruncate(file.as_raw_fd(), bytes) } != 0 {
+            return Err(OUT_OF_MEMORY);
+        }
+        let this = Self::map(file, len, magic)?;
+        let header = this.header();
+        header.physical_device.store(physical_device as u64, Ordering::Relaxed);
+        header.len.store(len as u64, Ordering::Relaxed);
+        header.alive.store(1, Ordering::Relaxed);
+        header.magic.store(magic, Ordering::Release);
+        // What was in a device's memory before is anything.
+        if magic == LEGACY {
+            this.bytes(0, len).fill(0xA5);
+        }
+        Ok(Arc::new(this))
+    }
+
+    fn map(file: OwnedFd, len: usize, magic: u64) -> Result<Self, Code> {
+        let (read, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let all = rounded(len) + PAGE;
+        // SAFETY: a new mapping.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), all, read, shared, file.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            return Err(OUT_OF_MEMORY);
+        }
+        Ok(Self { file, start: start.cast(), len, magic })
+    }
+
+    /// A file of another process, if it is one of these and lives.
+    pub(crate) fn open(file: OwnedFd, magic: u64) -> Option<Arc<Self>> {
+        // SAFETY: a file of ours; `stat` is zeroed plain data.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        if unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } != 0 {
+            return None;
+        }
+        let all = usize::try_from(stat.st_size).ok()?;
+        let rounded = all.checked_sub(PAGE)?;
+        if stat.st_mode & libc::S_IFMT != libc::S_IFREG || !rounded.is_multiple_of(PAGE) {
+            return None;
+        }
+        let mut this = Self::map(file, rounded, magic).ok()?;
+        let header = this.header();
+        let len = usize::try_from(header.len.load(Ordering::Relaxed)).ok()?;
+        let is_one = header.magic.load(Ordering::Acquire) == magic
+            && header.alive.load(Ordering::Relaxed) == 1
+            && len.next_multiple_of(PAGE) == rounded;
+        if !is_one {
+            return None;
+        }
+        this.len = len;
+        Some(Arc::new(this))
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        // SAFETY: the last page of the mapping, zeroed when it was made, of atomics alone.
+        unsafe { &*self.start.add(rounded(self.mapped())).cast() }
+    }
+
+    /// Bytes before the header, as mapped.
+    fn mapped(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn physical_device(&self) -> usize {
+        usize::try_from(self.header().physical_device.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    pub(crate) fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset + len <= self.len);
+        // SAFETY: within the mapping; whoever races on it is a test that has to.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) }
+    }
+
+    /// It was freed: every handle is dead, and whoever still looks sees poison.
+    pub(crate) fn free(&self) {
+        self.header().alive.store(0, Ordering::Relaxed);
+        if self.magic == LEGACY {
+            self.bytes(0, self.len).fill(POISON);
+        }
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        // SAFETY: mapped once, with this length.
+        unsafe { libc::munmap(self.start.cast(), rounded(self.len) + PAGE) };
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Plain,
+    Managed,
+    StreamOrdered,
+    /// Opened so often.
+    Import(u32),
+    /// Of shareable memory: nothing is mapped there, or something that nobody may touch yet, or all is well.
+    Reserved,
+    Mapped,
+    Accessible,
+}
+
+impl Kind {
+    /// Whether it goes with its context: shareable memory and its addresses are the process's.
+    pub(crate) fn is_of_a_context(self) -> bool {
+        !matches!(self, Self::Reserved | Self::Mapped | Self::Accessible)
+    }
+}
+
+/// A range of device addresses.
+pub(crate) struct Range {
+    pub(crate) len: usize,
+    pub(crate) device: usize,
+    pub(crate) kind: Kind,
+    pub(crate) backing: Option<Arc<Backing>>,
+    pub(crate) buffer_id: u64,
+    /// What legacy imports are known by.
+    pub(crate) inode: u64,
+}
+
+/// Addresses that the CPU cannot touch.
+pub(crate) fn reserve(len: usize) -> Result<u64, Code> {
+    let all = rounded(len);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), all, libc::PROT_NONE, flags, -1, 0) };
+    if start == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(start as u64) }
+}
+
+pub(crate) fn unreserve(start: u64, len: usize) {
+    // SAFETY: reserved with this length by `reserve`, and given back once.
+    unsafe { libc::munmap(start as *mut libc::c_void, rounded(len)) };
+}
+
+pub(crate) fn inode(file: &OwnedFd) -> u64 {
+    // SAFETY: a file of ours; `stat` is zeroed plain data.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) };
+    stat.st_ino
+}
+
+impl State {
+    /// A new range with a new file.
+    pub(crate) fn allocate(&mut self, device: usize, len: usize, kind: Kind) -> Result<u64, Code> {
+        if len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if fault("no-memory") || len > 1 << 40 {
+            return Err(OUT_OF_MEMORY);
+        }
+        let backing = Backing::make(LEGACY, self.visible[device], len)?;
+        let start = reserve(len)?;
+        let (buffer_id, inode) = (self.id(), inode(backing.file()));
+        let range = Range { len, device, kind, backing: Some(backing), buffer_id, inode };
+        self.ranges.insert(start, range);
+        Ok(start)
+    }
+
+    /// Ends a range: its handles are dead, its addresses nobody's.
+    pub(crate) fn free(&mut self, start: u64) {
+        let Some(range) = self.ranges.remove(&start) else { return };
+        if let (Some(backing), Kind::Plain | Kind::Managed | Kind::StreamOrdered) =
+            (&range.backing, range.kind)
+        {
+            backing.free();
+        }
+        unreserve(start, range.len);
+    }
+
+    /// The range that an address lies in.
+    pub(crate) fn range_of(&self, address: u64) -> Option<(u64, &Range)> {
+        let (start, range) = self.ranges.range(..=address).next_back()?;
+        (address < start + range.len as u64).then_some((*start, range))
+    }
+}
