@@ -94,6 +94,7 @@ functions! {
     cuStreamSynchronize(CUstream);
     cuStreamQuery(CUstream);
     cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    cuLaunchHostFunc(CUstream, unsafe extern "C" fn(*mut c_void), *mut c_void);
     cuEventCreate(*mut CUevent, c_uint);
     cuEventDestroy_v2(CUevent);
     cuEventRecord(CUevent, CUstream);

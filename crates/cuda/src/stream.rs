@@ -2,7 +2,9 @@
 #![expect(unsafe_code, reason = "calls of the driver")]
 
 use std::any::Any;
+use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::sys::{
     CUevent, CUevent_flags as event_flags, CUipcEventHandle, CUstream, CUstream_flags as flags,
@@ -176,6 +178,33 @@ impl Stream {
         let event = Event::local(&other.context)?;
         event.record(other)?;
         self.wait(&event)
+    }
+}
+
+/// Sleeps for as many microseconds as its argument is, taken as a number.
+unsafe extern "C" fn sleep(microseconds: *mut c_void) {
+    std::thread::sleep(Duration::from_micros(microseconds as usize as u64));
+}
+
+impl Stream {
+    /// Enqueues that nothing runs for this long: for those who want to see what others wait for.
+    ///
+    /// # Errors
+    ///
+    /// What the driver answers.
+    pub fn pause(&self, time: Duration) -> Result<(), Refusal> {
+        let entered = self.context.enter()?;
+        let microseconds = usize::try_from(time.as_micros()).unwrap_or(usize::MAX);
+        // SAFETY: C1: a function that calls nothing of the driver's and cannot unwind, with a number in the place of
+        // a pointer, which it does not follow.
+        let code = unsafe {
+            (entered.driver().functions.cuLaunchHostFunc)(
+                self.raw.0,
+                sleep,
+                std::ptr::without_provenance_mut(microseconds),
+            )
+        };
+        entered.check("cuLaunchHostFunc", code)
     }
 }
 

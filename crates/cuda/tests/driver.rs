@@ -203,7 +203,7 @@ fn a_context_goes_with_the_last_that_needs_it() -> Outcome {
 }
 
 fn main() -> ExitCode {
-    stand_in::main(|| {
+    stand_in::main(false, || {
         run_serially(vec![
             trial("devices_have_names_and_uuids", devices_have_names_and_uuids),
             trial("a_context_goes_with_the_last", a_context_goes_with_the_last_that_needs_it),

@@ -24,6 +24,10 @@ impl Ladder {
     pub fn standard() -> Self {
         Self {
             rungs: vec![
+                #[cfg(all(feature = "cuda-unversioned", target_os = "linux"))]
+                Arc::new(tier_cuda_ipc::CudaIpc),
+                #[cfg(all(feature = "cuda-unversioned", target_os = "linux"))]
+                Arc::new(tier_cuda_ipc::CudaVmm),
                 #[cfg(feature = "shm")]
                 Arc::new(tier_shm::Shm),
                 #[cfg(feature = "numpy")]
@@ -79,6 +83,15 @@ impl Ladder {
             };
             match &session {
                 Ok(_) => tracing::debug!(rung = %id, "opened"),
+                // A machine without devices is nothing to be warned of.
+                Err(refusal)
+                    if matches!(
+                        refusal.reason(),
+                        Reason::NoDriver | Reason::NoDevice | Reason::Platform
+                    ) =>
+                {
+                    tracing::info!(rung = %id, code = %refusal.reason(), "{refusal}");
+                }
                 Err(refusal) => tracing::warn!(rung = %id, code = %refusal.reason(), "{refusal}"),
             }
             Opened::new(id, session)

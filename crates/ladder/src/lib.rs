@@ -99,6 +99,8 @@ pub use rung::{
     Reason, Refusal, RungId, Tensor, Unsendable, Value, from_value, to_value,
 };
 pub use segment::PeerTrust;
+#[cfg(all(feature = "cuda-unversioned", target_os = "linux"))]
+pub use tier_cuda_ipc::{self, DeviceTensorMut, alloc_on};
 #[cfg(feature = "numpy")]
 pub use tier_numpy;
 #[cfg(feature = "pickle")]

@@ -27,6 +27,10 @@ pub type Handle = std::os::windows::io::OwnedHandle;
 pub struct RungId(Cow<'static, str>);
 
 impl RungId {
+    /// Device memory by handles of the driver's older kind.
+    pub const CUDA_IPC: Self = Self::new("cuda-ipc");
+    /// Device memory by descriptors of the driver's.
+    pub const CUDA_VMM: Self = Self::new("cuda-vmm");
     /// Host memory shared by descriptor.
     pub const SHM: Self = Self::new("shm");
     /// Arrays with NumPy's dtypes, lowered to storages.
@@ -65,7 +69,9 @@ impl<'de> Deserialize<'de> for RungId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = Cow::<'de, str>::deserialize(deserializer)?;
         // The common names cost no allocation.
-        for known in [Self::SHM, Self::NUMPY, Self::PICKLE, Self::INLINE] {
+        for known in
+            [Self::SHM, Self::NUMPY, Self::PICKLE, Self::INLINE, Self::CUDA_IPC, Self::CUDA_VMM]
+        {
             if known.0 == name {
                 return Ok(known);
             }

@@ -136,6 +136,8 @@ reasons! {
     OtherAllocator = "other-allocator", "memory of this allocator cannot cross as it is", Some("allocate it shareable (alloc_on), and it crosses without a copy");
     /// The process that owned the memory is gone.
     OwnerGone = "owner-gone", "the process that owned the memory is gone", Some("copy what is to outlive its owner, or have it sent by cuda-vmm");
+    /// Process numbers of one side mean nothing to the other.
+    Namespace = "namespace", "the processes are in different pid namespaces", Some("share the pid namespace (--pid), or send by cuda-vmm, which needs none");
     /// A fork of the process that set something up.
     Forked = "forked", "not usable in a fork of the process that set it up", Some("start processes with exec (Worker::spawn)");
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use rung::{DType, Storage, Trust};
-use testkit::carrier::{Suite, main as suite};
+use testkit::carrier::{Suite, main as suite, private};
 use tier_shm::{PeerTrust, Shm, TensorMut};
 
 fn born(bytes: &[u8]) -> TensorMut {
@@ -24,6 +24,7 @@ fn sealed(bytes: &[u8]) -> Arc<Storage> {
 fn main() -> ExitCode {
     suite(&Suite {
         rung: || Box::new(Shm),
+        copied: &[("private", private)],
         native: &[("shared", shared), ("sealed", sealed)],
         trust: |pid| PeerTrust::same_executable(pid).map_or(Trust::none(), Trust::carrying),
     })

@@ -14,8 +14,8 @@ use crate::state::{
     push, set,
 };
 use crate::work::{
-    Op, Place, StreamState, enqueue, is_pinned, make_event, name, named, open_event, place, run,
-    run_all, stream_id,
+    Op, PATIENCE, Place, StreamState, enqueue, is_pinned, make_event, name, named, open_event,
+    place, run, run_all, stream_id,
 };
 use crate::{Count, NAME};
 
@@ -284,7 +284,7 @@ pub extern "C" fn cuCtxSynchronize() -> Code {
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut u64, _flags: c_uint) -> Code {
     let (mut state, device) = have!(State::in_context());
     let id = state.id() << 8;
-    let made = StreamState { device, queue: VecDeque::new(), wanted: false };
+    let made = StreamState { device, queue: VecDeque::new(), asked: 0 };
     state.streams.insert(id, made);
     give!(stream, id);
     OK
@@ -321,7 +321,7 @@ pub extern "C" fn cuStreamQuery(stream: u64) -> Code {
     if stream.queue.is_empty() {
         return OK;
     }
-    stream.wanted = true;
+    stream.asked += 1;
     NOT_READY
 }
 
@@ -338,6 +338,18 @@ pub extern "C" fn cuStreamWaitEvent(stream: u64, event: u64, _flags: c_uint) -> 
         exporter: known.exporter,
     };
     enqueue(state, id, op);
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuLaunchHostFunc(
+    stream: u64,
+    function: unsafe extern "C" fn(usize),
+    argument: usize,
+) -> Code {
+    let (mut state, device) = have!(State::in_context());
+    let id = have!(stream_id(&mut state, stream, device));
+    enqueue(state, id, Op::Call(function, argument));
     OK
 }
 
@@ -392,14 +404,18 @@ pub extern "C" fn cuEventRecord(event: u64, stream: u64) -> Code {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: u64) -> Code {
-    let state = have!(State::here());
-    let Some(known) = state.events.get(&event) else { return INVALID_HANDLE };
+    let mut state = have!(State::here());
+    let Some(known) = state.events.get_mut(&event) else { return INVALID_HANDLE };
+    known.asked += 1;
+    let asked = known.asked;
     let header = known.page.header();
     let recorded = header.recorded.load(Ordering::Acquire);
     if header.done.load(Ordering::Acquire) >= recorded {
         return OK;
     }
-    header.wanted.fetch_max(recorded, Ordering::AcqRel);
+    if asked > PATIENCE {
+        header.wanted.fetch_max(recorded, Ordering::AcqRel);
+    }
     NOT_READY
 }
 

@@ -25,14 +25,19 @@ pub(crate) enum Op {
     Record { event: Arc<Backing>, number: u64 },
     Wait { event: Arc<Backing>, number: u64, stream: u64, exporter: u32 },
     Free(u64),
+    Call(unsafe extern "C" fn(usize), usize),
 }
 
 pub(crate) struct StreamState {
     pub(crate) device: usize,
     pub(crate) queue: VecDeque<Op>,
-    /// Somebody asked whether it is done.
-    pub(crate) wanted: bool,
+    /// How often somebody asked whether it is done: whoever asks again and again sees it done by and by, and
+    /// whoever asks once does not hurry it.
+    pub(crate) asked: u32,
 }
+
+/// How often somebody has to ask.
+pub(crate) const PATIENCE: u32 = 20;
 
 pub(crate) struct EventState {
     pub(crate) page: Arc<Backing>,
@@ -41,6 +46,7 @@ pub(crate) struct EventState {
     pub(crate) stream: u64,
     /// 0 for one of this process.
     pub(crate) exporter: u32,
+    pub(crate) asked: u32,
 }
 
 /// Whether host memory is registered.
@@ -92,7 +98,7 @@ fn perform(state: &mut State, op: Op) {
             event.header().done.fetch_max(number, Ordering::Release);
         }
         Op::Free(start) => state.free(start),
-        Op::Wait { .. } => {}
+        Op::Wait { .. } | Op::Call(..) => {}
     }
 }
 
@@ -113,6 +119,11 @@ pub(crate) fn run(stream: u64, until: Option<(&Backing, u64)>) {
             Op::Wait { event, number, stream, exporter } => {
                 drop(state);
                 wait(&event, number, stream, exporter);
+            }
+            Op::Call(function, argument) => {
+                drop(state);
+                // SAFETY: as the caller of the driver's function said.
+                unsafe { function(argument) };
             }
             op => perform(&mut state, op),
         }
@@ -158,7 +169,7 @@ fn look_after_others() {
                 let streams: Vec<u64> = state
                     .streams
                     .iter()
-                    .filter(|(_, stream)| stream.wanted)
+                    .filter(|(_, stream)| stream.asked > PATIENCE)
                     .map(|(id, _)| *id)
                     .collect();
                 drop(state);
@@ -169,7 +180,7 @@ fn look_after_others() {
                 for stream in streams {
                     run(stream, None);
                     if let Some(stream) = lock().streams.get_mut(&stream) {
-                        stream.wanted = false;
+                        stream.asked = 0;
                     }
                 }
             }
@@ -185,7 +196,7 @@ pub(crate) fn stream_id(state: &mut State, handle: u64, device: usize) -> Result
         state.streams.entry(id).or_insert_with(|| StreamState {
             device,
             queue: VecDeque::new(),
-            wanted: false,
+            asked: 0,
         });
         return Ok(id);
     }
@@ -234,7 +245,7 @@ pub(crate) fn place(state: &State, address: u64, len: usize) -> Result<Place, Co
 pub(crate) fn make_event(state: &mut State, shared: bool) -> Result<u64, Code> {
     let page = Backing::make(EVENT, 0, 1)?;
     let id = state.id() << 8;
-    state.events.insert(id, EventState { page, shared, stream: 0, exporter: 0 });
+    state.events.insert(id, EventState { page, shared, stream: 0, exporter: 0, asked: 0 });
     Ok(id)
 }
 
@@ -296,6 +307,6 @@ pub(crate) fn open_event(state: &mut State, handle: &[u8; 64]) -> Result<u64, Co
     let page = Backing::open(file, EVENT).ok_or(INVALID_HANDLE)?;
     let exporter = u32::try_from(words[1]).map_err(|_| INVALID_VALUE)?;
     let id = state.id() << 8;
-    state.events.insert(id, EventState { page, shared: false, stream: 0, exporter });
+    state.events.insert(id, EventState { page, shared: false, stream: 0, exporter, asked: 0 });
     Ok(id)
 }

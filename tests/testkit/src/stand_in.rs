@@ -65,14 +65,18 @@ pub fn is_deferred() -> bool {
     std::env::var("CUDA_CPU_STANDIN_DEFER").is_ok_and(|value| value == "1")
 }
 
-/// Runs the `main` of a test binary on the stand-in: starts the binary again where it is not there yet.
+/// Runs the `main` of a test binary on the stand-in: starts the binary again where it is not there yet. A real driver
+/// defers work by itself.
 #[must_use]
-pub fn main(main: impl FnOnce() -> ExitCode) -> ExitCode {
+pub fn main(deferred: bool, main: impl FnOnce() -> ExitCode) -> ExitCode {
     if is_real() || std::env::var_os("CUDA_CPU_STANDIN").is_some() {
         return main();
     }
     let failed = environment().and_then(|variables| {
         let mut again = Command::new(std::env::current_exe()?);
+        if deferred {
+            again.env("CUDA_CPU_STANDIN_DEFER", "1");
+        }
         Err::<(), _>(again.args(std::env::args_os().skip(1)).envs(variables).exec())
     });
     // Said where the harness says things: not a library.

@@ -1,0 +1,510 @@
+//! One peer's session as a carrier, on either rung.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use cuda::{Buffer, Context, MemHandle, Stream};
+use rung::{
+    Carrier, Device, Fault, Fill, Handle, LeaseId, Memory, Meta, Packed, Parcel, Provenance, Reach,
+    Reason, Receipt, Refusal, RungId, Storage,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::block::{Block, Hold};
+use crate::events::{EventWire, Ours, from_text, to_text};
+use crate::import::Source;
+use crate::memory::{self, CudaMemory, Lease};
+use crate::session::{Key, Lookers, ReceiptMeta, Session};
+
+/// Which of both rungs it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// By handles of whole allocations, which their process owns.
+    Legacy,
+    /// By descriptors, which the driver counts.
+    Shareable,
+}
+
+impl Kind {
+    pub(crate) fn id(self) -> RungId {
+        match self {
+            Self::Legacy => RungId::CUDA_IPC,
+            Self::Shareable => RungId::CUDA_VMM,
+        }
+    }
+}
+
+/// The metadata of a parcel.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParcelMeta {
+    /// The number of the allocation.
+    b: Key,
+    /// Its serial, where that is another number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    x: Option<u64>,
+    /// The device: its place in the sender's offer.
+    d: usize,
+    /// Bytes of the whole allocation, and where in it the storage begins.
+    s: usize,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    o: usize,
+    /// The handle of the older kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    h: Option<String>,
+    /// What has yet to run before it may be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    e: Option<EventWire>,
+    /// To be kept.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    k: bool,
+    /// Not the sender's own: what runs on it is to be done before its receipt.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    f: bool,
+    /// The receiver's own, come back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    r: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+/// What is lent, whoever's it is.
+struct Lending {
+    number: Key,
+    serial: u64,
+    device: Device,
+    size: usize,
+    offset: usize,
+    once: bool,
+    forwarded: bool,
+    returned: bool,
+    copies: u8,
+    ready: Option<Ours>,
+    /// A ready-event that is not this side's own.
+    their_ready: Option<EventWire>,
+    hold: Option<Arc<Hold>>,
+    staged: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct CudaCarrier {
+    kind: Kind,
+    session: Arc<Session>,
+}
+
+impl CudaCarrier {
+    pub(crate) fn new(kind: Kind, session: Session) -> Self {
+        Self { kind, session: Arc::new(session) }
+    }
+
+    /// A device by its place in this side's offer.
+    fn place_of(&self, device: Device) -> Result<usize, Refusal> {
+        let place = self.session.pair.mine.iter().position(|(mine, _)| *mine == device);
+        place.ok_or_else(|| Refusal::new(Reason::DeviceUnknown, device.to_string()))
+    }
+
+    /// Ours, as it is.
+    fn own(&self, hold: &Arc<Hold>, offset: usize) -> Result<(Lending, Source), Refusal> {
+        let block = &hold.block;
+        let (number, size, from, source) = match self.kind {
+            Kind::Legacy => {
+                let legacy = block.legacy()?;
+                (legacy.allocation, legacy.size, legacy.offset, Source::Legacy(legacy.handle))
+            }
+            Kind::Shareable => {
+                let shareable = block.buffer.as_shareable().ok_or(Reason::OtherAllocator)?;
+                let from = block.buffer.offset_in(shareable).ok_or(Reason::OutOfBounds)?;
+                let source = Source::Descriptor(shareable.descriptor()?);
+                (block.serial, shareable.len(), from, source)
+            }
+        };
+        let ready = self.session.ready_event(&block.order)?;
+        let lending = Lending {
+            number,
+            serial: block.serial,
+            device: block.buffer.device(),
+            size,
+            offset: from + offset,
+            once: false,
+            forwarded: false,
+            returned: false,
+            copies: 0,
+            ready,
+            their_ready: None,
+            hold: Some(Arc::clone(hold)),
+            staged: false,
+        };
+        Ok((lending, source))
+    }
+
+    /// A peer's, as it is: the same allocation goes on, under a lease of this hop (L2).
+    fn forward(&self, lease: &Lease, offset: usize) -> Result<(Lending, Source), Refusal> {
+        let import = lease.import()?;
+        let is_back = std::ptr::eq(lease.session.as_ptr(), Arc::as_ptr(&self.session));
+        let returned = is_back;
+        let lending = Lending {
+            number: if returned { lease.number } else { import.serial },
+            serial: import.serial,
+            device: import.device,
+            size: import.size,
+            offset,
+            // Of memory that goes with its owner nothing may stay mapped when its owner hears that it came home.
+            once: returned || self.kind == Kind::Legacy,
+            forwarded: true,
+            returned,
+            copies: 0,
+            ready: None,
+            their_ready: lease.ready.as_ref().map(EventWire::of_a_third),
+            hold: None,
+            staged: false,
+        };
+        Ok((lending, import.source()?))
+    }
+
+    /// Copied once, on the device.
+    fn staged(&self, memory: &CudaMemory) -> Result<(Lending, Source), Refusal> {
+        let hold = self.session.staging.take(memory.device(), memory.len)?;
+        let order = hold.block.order.clone();
+        {
+            let used = memory.on(&order)?;
+            hold.block.buffer.copy_from(used.buffer(), &order)?;
+        }
+        let (lending, source) = self.own(&hold, 0)?;
+        Ok((Lending { copies: 1, staged: true, ..lending }, source))
+    }
+
+    fn lend(
+        &self,
+        storage: &Arc<Storage>,
+        lending: Lending,
+        source: Source,
+    ) -> Result<Packed, Refusal> {
+        let lease = self.session.next_lease();
+        let place = self.place_of(lending.device)?;
+        let Lending { number, serial, ready, hold, .. } = lending;
+        if let Some(hold) = &hold
+            && !self.session.is_trusted
+            && !lending.staged
+        {
+            // Nobody can take the peer's mapping from it (L8).
+            hold.block.spoil();
+        }
+        let ready_wire = match &ready {
+            Some(ours) => Some(ours.wire()?),
+            None => lending.their_ready,
+        };
+        let one_process = self.session.pair.is_one_process;
+        let once = lending.once || one_process;
+        let naming = self.session.lend(lease, (number, serial), once, hold.as_ref(), ready);
+        // From here on, what is not sent is taken back when this is dropped.
+        let owner = Lent {
+            storage: (!lending.staged).then(|| Arc::clone(storage)),
+            hold,
+            is_legacy: self.kind == Kind::Legacy,
+            staged: lending.staged,
+            lease,
+            session: Arc::clone(&self.session),
+        };
+        match (&owner.hold, storage.memory_as::<CudaMemory>().map(|memory| &memory.source)) {
+            (Some(hold), _) if naming.keep => {
+                if self.kind == Kind::Legacy {
+                    self.session.keep(&hold.block);
+                }
+                hold.block.watch(&self.session);
+            }
+            (None, Some(memory::Source::Theirs(lease))) => lease.import()?.watch(&self.session),
+            _ => {}
+        }
+        let with_source = naming.with_source && !lending.returned && !one_process;
+        let (h, handles) = match source {
+            _ if !with_source => (None, Vec::new()),
+            Source::Legacy(handle) => (Some(to_text(&handle.0)), Vec::new()),
+            Source::Descriptor(descriptor) => (None, vec![descriptor]),
+        };
+        let meta = ParcelMeta {
+            b: number,
+            x: (serial != number).then_some(serial),
+            d: place,
+            s: lending.size,
+            o: lending.offset,
+            h,
+            e: ready_wire,
+            k: naming.keep,
+            f: lending.forwarded,
+            r: lending.returned,
+        };
+        let meta = Meta::write(&meta).inspect_err(|_| self.session.unlend(lease))?;
+        let (rung, bytes, copies) = (self.kind.id(), storage.len() as u64, lending.copies);
+        let parcel = Parcel { rung, lease, bytes, copies, meta, handles };
+        Ok(Packed { parcel, owner: Box::new(owner) })
+    }
+
+    /// The memory of this process that a parcel brings back.
+    fn returned(&self, meta: &ParcelMeta, len: usize) -> Result<CudaMemory, Fault> {
+        let out = if self.session.pair.is_one_process {
+            Hold::find(meta.x.unwrap_or(meta.b)).into_iter().collect()
+        } else {
+            self.session.own(meta.b)
+        };
+        // Several blocks may lie in one allocation.
+        let found = out.into_iter().find_map(|hold| {
+            let from = match self.kind {
+                Kind::Legacy => hold.block.legacy().ok()?.offset,
+                Kind::Shareable => {
+                    let shareable = hold.block.buffer.as_shareable()?;
+                    hold.block.buffer.offset_in(shareable)?
+                }
+            };
+            let offset = meta.o.checked_sub(from)?;
+            let fits = offset.checked_add(len)? <= hold.block.buffer.len();
+            fits.then_some((hold, offset))
+        });
+        let (hold, offset) = found.ok_or_else(|| {
+            Fault::new(Reason::UnknownLease, "memory of this process that is not lent out")
+        })?;
+        Ok(CudaMemory { source: memory::Source::Own(hold, true), offset, len })
+    }
+
+    /// What a parcel's allocation is mapped by, if that came along.
+    fn source_of(&self, meta: &ParcelMeta, handles: Vec<Handle>) -> Result<Option<Source>, Fault> {
+        let count = handles.len();
+        let mut handles = handles.into_iter();
+        match (self.kind, &meta.h, handles.next(), count) {
+            (Kind::Legacy, Some(text), None, 0) => {
+                Ok(Some(Source::Legacy(MemHandle(from_text(text)?))))
+            }
+            (Kind::Shareable, None, Some(descriptor), 1) => {
+                Ok(Some(Source::Descriptor(descriptor)))
+            }
+            (_, None, None, 0) if meta.k || meta.r => Ok(None),
+            _ => Err(Fault::new(Reason::WrongHandles, format!("{count}"))),
+        }
+    }
+
+    fn theirs(
+        &self,
+        lease: LeaseId,
+        meta: ParcelMeta,
+        device: Device,
+        source: Option<Source>,
+        len: usize,
+    ) -> Result<CudaMemory, Fault> {
+        let end = meta.o.checked_add(len).filter(|end| *end <= meta.s);
+        if end.is_none() {
+            let detail = format!("{len} bytes from {} on, of {}", meta.o, meta.s);
+            return Err(Fault::new(Reason::OutOfBounds, detail));
+        }
+        let session = &self.session;
+        let whole = (device, meta.s);
+        let (import, key) = session.obtain(lease, meta.b, whole, source, meta.k)?;
+        let held = Lease {
+            import: Some(Arc::clone(&import)),
+            key,
+            number: meta.b,
+            lease,
+            session: Arc::downgrade(session),
+            ready: meta.e,
+            opened: OnceLock::new(),
+            used: Mutex::default(),
+            settles: meta.f,
+        };
+        // Where this process has no context of the device, opening it waits until somebody looks: what only
+        // forwards needs none.
+        let has_context = cuda::driver()
+            .and_then(|driver| Ok(driver.has_context(driver.device(device)?)))
+            .unwrap_or(false);
+        let open = || -> Result<(), Fault> {
+            held.ready_event(import.open()?.context())?;
+            Ok(())
+        };
+        if has_context && let Err(fault) = open() {
+            drop(import);
+            // Sent again, it comes with all that it takes.
+            drop(held);
+            session.discard(key);
+            return Err(self.explain(fault));
+        }
+        Ok(CudaMemory { source: memory::Source::Theirs(held), offset: meta.o, len })
+    }
+
+    /// What is likely behind a driver's refusal, for a person.
+    fn explain(&self, fault: Fault) -> Fault {
+        let hint = fault.reason() == Reason::Driver
+            && self.kind == Kind::Legacy
+            && !self.session.pair.is_one_namespace;
+        if hint {
+            let detail = format!(
+                "{}; the processes are in different pid namespaces, where such handles mean nothing",
+                fault.detail()
+            );
+            return Fault::new(Reason::Namespace, detail);
+        }
+        fault
+    }
+}
+
+impl Carrier for CudaCarrier {
+    fn devices(&self) -> Vec<(Device, Reach)> {
+        self.session.pair.reach()
+    }
+
+    fn specimen(&self, device: Device, len: usize, fill: Fill<'_>) -> Result<Storage, Refusal> {
+        let context = Context::of(device)?;
+        let mut contents = vec![0; len];
+        fill(&mut contents);
+        let buffer = match self.kind {
+            Kind::Legacy => Buffer::plain(&context, len)?,
+            Kind::Shareable => Buffer::shareable(&context, len)?,
+        };
+        // Written by work that has yet to run when it is sent: whoever waits for nothing reads something else.
+        let stream = Stream::new(&context)?;
+        let written = Buffer::plain(&context, len)?;
+        written.write_at(0, &contents, &stream)?;
+        buffer.fill(0xC5, &stream)?;
+        stream.synchronize()?;
+        stream.pause(BUSY)?;
+        buffer.copy_from(&written, &stream)?;
+        let block = Block::new(buffer, stream).with_contents(contents, written);
+        let (source, offset) = (memory::Source::Own(Hold::new(block), false), 0);
+        Ok(Storage::new(CudaMemory { source, offset, len }))
+    }
+
+    fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
+        if storage.is_empty() {
+            return Err(Reason::Empty.into());
+        }
+        if storage.device().is_host() {
+            return Err(Refusal::new(Reason::OtherKind, "memory of the host"));
+        }
+        let memory = CudaMemory::of(storage)?;
+        let (lending, source) = match (&memory.source, self.kind) {
+            (memory::Source::Own(hold, _), Kind::Legacy) => self.own(hold, memory.offset)?,
+            (memory::Source::Own(hold, _), Kind::Shareable) => {
+                if hold.block.buffer.as_shareable().is_some() {
+                    self.own(hold, memory.offset)?
+                } else {
+                    self.staged(memory)?
+                }
+            }
+            (memory::Source::Theirs(lease), kind) => {
+                let is_legacy = lease.import()?.is_legacy();
+                match (is_legacy, kind) {
+                    (true, Kind::Legacy) | (false, Kind::Shareable) => {
+                        self.forward(lease, memory.offset)?
+                    }
+                    (false, Kind::Legacy) => {
+                        let what = "another process's, which came by cuda-vmm";
+                        return Err(Refusal::new(Reason::OtherAllocator, what));
+                    }
+                    (true, Kind::Shareable) => self.staged(memory)?,
+                }
+            }
+        };
+        self.lend(storage, lending, source)
+    }
+
+    fn import(&self, parcel: Parcel) -> Result<Storage, Fault> {
+        let Parcel { rung, lease, bytes, meta, handles, .. } = parcel;
+        if rung != self.kind.id() {
+            return Err(Fault::new(Reason::UnknownRung, rung.as_str()));
+        }
+        let meta: ParcelMeta = meta.read()?;
+        let len = usize::try_from(bytes).map_err(|_| Reason::WrongSize)?;
+        if len == 0 {
+            return Err(Reason::Empty.into());
+        }
+        if isize::try_from(len).is_err() || isize::try_from(meta.s).is_err() {
+            return Err(Fault::new(Reason::WrongSize, "more than there can be"));
+        }
+        let pair = &self.session.pair;
+        let device = pair.theirs.get(meta.d).map(|(device, _)| *device);
+        let device = device.ok_or_else(|| Fault::new(Reason::DeviceUnknown, "no such place"))?;
+        if !pair.mine.iter().any(|(mine, _)| *mine == device) {
+            return Err(Fault::new(Reason::DeviceUnknown, device.to_string()));
+        }
+        let memory = if meta.r || pair.is_one_process {
+            self.returned(&meta, len)?
+        } else {
+            let source = self.source_of(&meta, handles)?;
+            self.theirs(lease, meta, device, source, len)?
+        };
+        Ok(Storage::new(memory).with_provenance(Provenance { rung, lease }))
+    }
+
+    fn sent(&self, lease: LeaseId) {
+        self.session.sent(lease);
+    }
+
+    fn unopened(&self, lease: LeaseId) {
+        self.session.unopened(lease);
+    }
+
+    fn receipt(&self, lease: LeaseId) -> Receipt {
+        let meta = self.session.receipt(lease);
+        Receipt { rung: self.kind.id(), lease, meta, handles: Vec::new() }
+    }
+
+    fn released(&self, receipt: Receipt) {
+        let said = receipt.meta.map_or(Ok(ReceiptMeta::default()), |meta| meta.read());
+        // What cannot be read may have said that the peer is not done: it is lost, as if it had never come.
+        if let Ok(said) = said {
+            self.session.released(receipt.lease, said);
+        }
+    }
+
+    fn peer_gone(&self) {
+        self.session.peer_gone();
+    }
+
+    fn notice(&self) -> Option<Meta> {
+        self.session.notice()
+    }
+
+    fn keeps(&self) -> bool {
+        self.session.keeps()
+    }
+
+    fn noticed(&self, notice: Meta) -> Result<(), Fault> {
+        self.session.noticed(&notice)
+    }
+
+    fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.session.wake_with(wake);
+    }
+}
+
+/// How long a canary's stream has something else to do first.
+const BUSY: Duration = Duration::from_millis(10);
+
+/// The owner of what is lent.
+struct Lent {
+    /// Kept until the lease is home; not of what was copied.
+    storage: Option<Arc<Storage>>,
+    hold: Option<Arc<Hold>>,
+    is_legacy: bool,
+    staged: bool,
+    lease: LeaseId,
+    session: Arc<Session>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let lookers = self.session.end(self.lease);
+        if lookers == Lookers::Somebody && self.is_legacy {
+            // Freeing what somebody may have mapped is undefined behaviour of the driver's: it stays for good.
+            std::mem::forget(self.storage.take());
+            if let Some(hold) = &self.hold {
+                std::mem::forget(Arc::clone(&hold.block));
+            }
+        }
+        let Some(hold) = self.hold.take() else { return };
+        match lookers {
+            Lookers::Nobody if self.staged => self.session.staging.give(hold),
+            Lookers::Nobody => {}
+            Lookers::Heirs | Lookers::Somebody => hold.block.spoil(),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Device memory of another process, mapped here.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use cuda::ipc::Shareable;
+use cuda::{Buffer, Context, MemHandle, Stream};
+use rung::{Device, Fault, Reason, Refusal};
+
+use crate::block::{serial, watch, watchers};
+use crate::lock;
+use crate::session::Session;
+
+/// What an allocation is mapped by.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Legacy(MemHandle),
+    Descriptor(OwnedFd),
+}
+
+/// An allocation of another process: opened once, closed once, whoever uses it in between.
+#[derive(Debug)]
+pub(crate) struct Import {
+    /// A number of this process's own.
+    pub(crate) serial: u64,
+    pub(crate) device: Device,
+    /// Bytes of the whole allocation, as its owner says; held to what the driver says when it is opened.
+    pub(crate) size: usize,
+    /// Opened under its lock, and closed with the last who holds it: nobody does both at once.
+    state: Mutex<State>,
+    /// What still has to run before it is closed.
+    streams: Mutex<Vec<Stream>>,
+    owner_gone: AtomicBool,
+    watchers: Mutex<Vec<Weak<Session>>>,
+}
+
+#[derive(Debug)]
+struct State {
+    source: Source,
+    open: Option<Buffer>,
+}
+
+impl Import {
+    pub(crate) fn new(device: Device, size: usize, source: Source) -> Arc<Self> {
+        Arc::new(Self {
+            serial: serial(),
+            device,
+            size,
+            state: Mutex::new(State { source, open: None }),
+            streams: Mutex::default(),
+            owner_gone: AtomicBool::new(false),
+            watchers: Mutex::default(),
+        })
+    }
+
+    /// The memory: opened on the first call, which makes a context of its device where there is none.
+    pub(crate) fn open(&self) -> Result<Buffer, Fault> {
+        if self.owner_gone.load(Ordering::Acquire) {
+            return Err(Reason::OwnerGone.into());
+        }
+        let mut state = lock(&self.state);
+        if let Some(open) = &state.open {
+            return Ok(open.clone());
+        }
+        let context = Context::of(self.device)?;
+        let opened = match &state.source {
+            Source::Legacy(handle) => handle.open(&context)?,
+            Source::Descriptor(descriptor) => {
+                let copy = descriptor.try_clone().map_err(system)?;
+                Shareable::import(&context, copy, self.size)?
+            }
+        };
+        if opened.len() != self.size {
+            let detail = format!("{} bytes declared, {} there", self.size, opened.len());
+            return Err(Fault::new(Reason::WrongSize, detail));
+        }
+        state.open = Some(opened.clone());
+        Ok(opened)
+    }
+
+    /// Something that goes on to another process: the owner's own handle, or a descriptor.
+    pub(crate) fn source(&self) -> Result<Source, Refusal> {
+        if self.owner_gone.load(Ordering::Acquire) {
+            return Err(Reason::OwnerGone.into());
+        }
+        Ok(match &lock(&self.state).source {
+            Source::Legacy(handle) => Source::Legacy(*handle),
+            Source::Descriptor(descriptor) => {
+                Source::Descriptor(descriptor.try_clone().map_err(system)?)
+            }
+        })
+    }
+
+    /// Whether it goes with its owner.
+    pub(crate) fn is_legacy(&self) -> bool {
+        matches!(lock(&self.state).source, Source::Legacy(_))
+    }
+
+    /// Work was enqueued on it there.
+    pub(crate) fn used_on(&self, stream: &Stream) {
+        let mut streams = lock(&self.streams);
+        if !streams.iter().any(|known| known.raw() == stream.raw()) {
+            streams.push(stream.clone());
+        }
+    }
+
+    /// Its owner is gone for sure, and a memory of the older kind with it: an error from now on, not a stale read.
+    pub(crate) fn owner_is_gone(&self) {
+        if self.is_legacy() && !self.owner_gone.swap(true, Ordering::AcqRel) {
+            for session in watchers(&self.watchers) {
+                session.lost(self.serial);
+            }
+        }
+    }
+
+    /// A session lends it on, and wants to hear of its end.
+    pub(crate) fn watch(&self, session: &Arc<Session>) {
+        watch(&self.watchers, session);
+    }
+}
+
+fn system(error: std::io::Error) -> Refusal {
+    Refusal::new(Reason::NoDescriptors, error.to_string())
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        // What is enqueued runs first: unmapping waits for nothing by itself.
+        for stream in lock(&self.streams).drain(..) {
+            if let Err(refusal) = stream.synchronize() {
+                tracing::warn!("work on memory that is let go failed: {refusal}");
+            }
+        }
+        lock(&self.state).open = None;
+        for session in watchers(&self.watchers) {
+            session.retire(self.serial);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What one process says of its devices, and what follows for a pair.
+
+use std::sync::OnceLock;
+
+use rung::{Device, Meta, Offer, Reach, Reason, Refusal, RungId};
+use serde::{Deserialize, Serialize};
+
+/// The version of what parcels hold.
+const FORMAT: u32 = 1;
+
+/// Devices that one process may name.
+const DEVICES: usize = 64;
+
+/// What a process offers on either rung.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Said {
+    /// The version.
+    v: u32,
+    /// Drawn once a process: whether both ends are in one.
+    n: String,
+    /// Its pid namespace on its machine: names that go by process numbers mean nothing outside.
+    s: String,
+    /// The devices by UUID, and whether each has events for other processes.
+    d: Vec<(String, bool)>,
+}
+
+/// Both offers, read.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) mine: Vec<(Device, bool)>,
+    pub(crate) theirs: Vec<(Device, bool)>,
+    /// Both ends are in one process.
+    pub(crate) is_one_process: bool,
+    /// Both see each other's process numbers.
+    pub(crate) is_one_namespace: bool,
+}
+
+fn nonce() -> Result<String, Refusal> {
+    static NONCE: OnceLock<(u32, String)> = OnceLock::new();
+    let draw = || {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| Refusal::new(Reason::System, error.to_string()))?;
+        Ok::<_, Refusal>((std::process::id(), format!("{:032x}", u128::from_le_bytes(bytes))))
+    };
+    let (process, drawn) = match NONCE.get() {
+        Some(drawn) => drawn,
+        None => {
+            let drawn = draw()?;
+            NONCE.get_or_init(|| drawn)
+        }
+    };
+    if *process == std::process::id() { Ok(drawn.clone()) } else { Err(Reason::Forked.into()) }
+}
+
+/// The pid namespace, and the boot that it belongs to.
+fn namespace() -> String {
+    let pid = std::fs::read_link("/proc/self/ns/pid");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    match (pid, boot) {
+        (Ok(pid), Ok(boot)) => format!("{} {}", pid.display(), boot.trim()),
+        // What is not known is nobody else's.
+        _ => format!("unknown {}", std::process::id()),
+    }
+}
+
+/// This process's offer on a rung, with these devices.
+pub(crate) fn make(rung: RungId, devices: Vec<(Device, bool)>) -> Result<Offer, Refusal> {
+    let d = devices.into_iter().map(|(device, events)| (device.to_string(), events)).collect();
+    let said = Said { v: FORMAT, n: nonce()?, s: namespace(), d };
+    Ok(Offer { rung, meta: Meta::write(&said)?, handles: Vec::new() })
+}
+
+fn devices(said: &Said) -> Result<Vec<(Device, bool)>, Refusal> {
+    if said.d.len() > DEVICES {
+        return Err(Refusal::new(Reason::OverCap, format!("{} devices", said.d.len())));
+    }
+    said.d.iter().map(|(name, events)| Ok((name.parse()?, *events))).collect()
+}
+
+impl Pair {
+    pub(crate) fn read(mine: &Offer, peer: &Offer) -> Result<Self, Refusal> {
+        let (mine, peer): (Said, Said) = (mine.meta.read()?, peer.meta.read()?);
+        if peer.v != FORMAT {
+            let detail = format!("format {}, here {FORMAT}", peer.v);
+            return Err(Refusal::new(Reason::NotOffered, detail));
+        }
+        Ok(Self {
+            is_one_process: mine.n == peer.n,
+            is_one_namespace: mine.s == peer.s,
+            mine: devices(&mine)?,
+            theirs: devices(&peer)?,
+        })
+    }
+
+    /// The devices of this side, and how each is reached.
+    pub(crate) fn reach(&self) -> Vec<(Device, Reach)> {
+        let reach = |device: Device| {
+            if !self.theirs.iter().any(|(theirs, _)| *theirs == device) {
+                return Reach::Not(Refusal::new(Reason::DeviceUnknown, device.to_string()));
+            }
+            let has_context = cuda::driver()
+                .and_then(|driver| Ok(driver.has_context(driver.device(device)?)))
+                .unwrap_or(false);
+            // Making a context takes long and much memory, and may never be needed.
+            if has_context { Reach::Ready } else { Reach::Idle }
+        };
+        self.mine.iter().map(|(device, _)| (*device, reach(*device))).collect()
+    }
+
+    /// Whether events of this device order work across both processes.
+    pub(crate) fn has_events(&self, device: Device) -> bool {
+        let has = |devices: &[(Device, bool)]| devices.contains(&(device, true));
+        self.is_one_namespace && has(&self.mine) && has(&self.theirs)
+    }
+}

@@ -1,0 +1,685 @@
+//! What one session knows: what the peer keeps of ours and we of the peer's, and what has yet to run on it.
+//!
+//! An allocation goes to a peer once, with a number; from then on the number alone names it, and the peer keeps it
+//! mapped. When its users have let go, the peer is told (`x`), unmaps it, and says so (`c`). Memory of the older kind
+//! is not freed before that: freeing what a peer has mapped is undefined behaviour of the driver's.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use cuda::{Context, Event, Stream};
+use rung::{Device, Fault, LeaseId, Meta, Reason, Refusal};
+use serde::{Deserialize, Serialize};
+
+use crate::block::{Block, Hold};
+use crate::events::{EventWire, Ours, Pool, Theirs};
+use crate::import::{Import, Source};
+use crate::lock;
+use crate::offer::Pair;
+use crate::staging::Staging;
+
+/// The peer's number for an allocation; 0 for one that is not kept.
+pub(crate) type Key = u64;
+
+/// Allocations that each side keeps of the other's, at most: each is address space, and perhaps a descriptor.
+pub(crate) const KEPT: usize = 128;
+
+/// What a session says outside any parcel.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Notice {
+    /// Numbers and serials of allocations that need not be kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    x: Vec<(u64, u64)>,
+    /// Serials of the peer's that are not mapped here any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    c: Vec<u64>,
+    /// Numbers of allocations whose owner is gone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    g: Vec<u64>,
+    /// Done-events of the peer's that are waited for, and may be used again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    w: Vec<u64>,
+}
+
+/// What a receipt says.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReceiptMeta {
+    /// What still runs on it there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    d: Vec<EventWire>,
+    /// Its number said nothing there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    u: bool,
+}
+
+/// Done-events of one receipt: as many streams as used one lease.
+const DONE: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) pair: Pair,
+    /// Whether the peer can be counted on not to look at what it gave back.
+    pub(crate) is_trusted: bool,
+    pub(crate) staging: Staging,
+    next_lease: AtomicU64,
+    exports: Mutex<Exports>,
+    imports: Mutex<Imports>,
+    /// The peer is gone for sure.
+    gone: AtomicBool,
+    wake: OnceLock<Wake>,
+}
+
+struct Wake(Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Wake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Wake")
+    }
+}
+
+/// A lease that is out.
+#[derive(Debug)]
+struct Out {
+    /// The peer let go.
+    home: bool,
+    number: Key,
+    ready: Option<Ours>,
+    /// Ours, where it is: to be ordered after what the peer still does.
+    hold: Option<Arc<Hold>>,
+}
+
+/// What the peer has of an allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Sending(LeaseId),
+    Held,
+}
+
+#[derive(Debug, Default)]
+struct Exports {
+    out: HashMap<LeaseId, Out>,
+    known: HashMap<Key, Known>,
+    /// The number of each serial that the peer was told of.
+    numbers: HashMap<u64, Key>,
+    /// What must not be freed before the peer has unmapped it.
+    kept: HashMap<u64, Arc<Block>>,
+    /// To be told.
+    retired: Vec<(Key, u64)>,
+    lost: Vec<Key>,
+    waited: Vec<u64>,
+    ready: Pool,
+    /// Done-events of the peer's.
+    done: Theirs,
+}
+
+/// An allocation of the peer's that is kept.
+#[derive(Debug)]
+struct Kept {
+    import: Arc<Import>,
+    leases: usize,
+    /// The peer's serials that are told when it is unmapped.
+    retired: Vec<u64>,
+}
+
+/// What has to be done before a lease's owner may go on.
+#[derive(Debug)]
+enum Done {
+    Event(Ours),
+    Stream(Stream),
+}
+
+#[derive(Debug, Default)]
+struct Imports {
+    kept: HashMap<Key, Kept>,
+    /// What is not kept, while it is there: by the peer's numbers.
+    once: Vec<(Key, Weak<Import>)>,
+    /// Ready-events of the peer's.
+    ready: Theirs,
+    done: Pool,
+    /// Of ours, what the peer has been told of and has not waited for.
+    flying: HashMap<u64, Ours>,
+    finished: HashMap<LeaseId, Vec<Done>>,
+    unknown: HashSet<LeaseId>,
+    /// To be told: the peer's serials that are unmapped.
+    closed: Vec<u64>,
+}
+
+/// How an allocation is named to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Naming {
+    /// What it is mapped by goes along.
+    pub(crate) with_source: bool,
+    /// To be kept.
+    pub(crate) keep: bool,
+}
+
+/// Who may still look at memory whose lease has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lookers {
+    Nobody,
+    /// Whoever a peer that is gone lent it on to.
+    Heirs,
+    Somebody,
+}
+
+impl Session {
+    pub(crate) fn new(pair: Pair, is_trusted: bool) -> Self {
+        Self {
+            pair,
+            is_trusted,
+            staging: Staging::default(),
+            next_lease: AtomicU64::new(1),
+            exports: Mutex::default(),
+            imports: Mutex::default(),
+            gone: AtomicBool::new(false),
+            wake: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn next_lease(&self) -> LeaseId {
+        LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        // The first one counts; a session has one transport.
+        let _ = self.wake.set(Wake(wake));
+    }
+
+    fn wake(&self) {
+        if let Some(Wake(wake)) = self.wake.get() {
+            wake();
+        }
+    }
+}
+
+/// What is lent.
+impl Session {
+    /// A lease goes out, on an allocation with this number and serial.
+    pub(crate) fn lend(
+        &self,
+        lease: LeaseId,
+        (number, serial): (Key, u64),
+        once: bool,
+        hold: Option<&Arc<Hold>>,
+        ready: Option<Ours>,
+    ) -> Naming {
+        let mut exports = lock(&self.exports);
+        let out = Out { home: false, number, ready, hold: hold.cloned() };
+        exports.out.insert(lease, out);
+        let (with_source, keep) = (true, true);
+        if hold.is_none() {
+            // Not ours: should its owner go, the peer is told.
+            exports.numbers.insert(serial, number);
+        }
+        let naming = match exports.known.get(&number) {
+            _ if once => return Naming { with_source, keep: false },
+            Some(Known::Held) => Naming { with_source: false, keep },
+            Some(Known::Sending(_)) => Naming { with_source, keep },
+            // Where the transport has no way to say that something is gone, the peer must not keep it.
+            None if exports.known.len() >= KEPT || self.wake.get().is_none() => {
+                return Naming { with_source, keep: false };
+            }
+            None => {
+                exports.known.insert(number, Known::Sending(lease));
+                Naming { with_source, keep }
+            }
+        };
+        exports.numbers.insert(serial, number);
+        naming
+    }
+
+    /// The peer may map a block as long as it is not told otherwise: it is kept until it says that it has not.
+    pub(crate) fn keep(&self, block: &Arc<Block>) {
+        lock(&self.exports).kept.insert(block.serial, Arc::clone(block));
+    }
+
+    /// A lease did not go out after all.
+    pub(crate) fn unlend(&self, lease: LeaseId) {
+        let mut exports = lock(&self.exports);
+        let Some(out) = exports.out.remove(&lease) else { return };
+        if exports.known.get(&out.number) == Some(&Known::Sending(lease)) {
+            exports.known.remove(&out.number);
+        }
+        if let Some(ready) = out.ready.clone() {
+            exports.ready.give(ready);
+        }
+        drop(exports);
+        drop(out);
+    }
+
+    /// What went with this lease is on its way.
+    pub(crate) fn sent(&self, lease: LeaseId) {
+        let mut exports = lock(&self.exports);
+        let Some(number) = exports.out.get(&lease).map(|out| out.number) else { return };
+        if let Some(known) = exports.known.get_mut(&number) {
+            *known = Known::Held;
+        }
+    }
+
+    /// An event behind everything that is enqueued on a stream, for the peer to wait for; none where nothing is, or
+    /// where this thread has waited instead.
+    pub(crate) fn ready_event(&self, order: &Stream) -> Result<Option<Ours>, Refusal> {
+        if order.is_done()? {
+            return Ok(None);
+        }
+        let device = order.device();
+        let taken = self.pair.has_events(device).then(|| lock(&self.exports).ready.take(device));
+        match self.event(taken.flatten(), order, |session| &session.exports, |e| &mut e.ready)? {
+            Some(ours) => Ok(Some(ours)),
+            None => order.synchronize().map(|()| None),
+        }
+    }
+
+    /// Records an event of a pool behind what is enqueued.
+    fn event<T>(
+        &self,
+        taken: Option<Result<Ours, u64>>,
+        stream: &Stream,
+        table: impl Fn(&Self) -> &Mutex<T>,
+        pool: impl Fn(&mut T) -> &mut Pool,
+    ) -> Result<Option<Ours>, Refusal> {
+        let device = stream.device();
+        let ours = match taken {
+            None => return Ok(None),
+            Some(Ok(ours)) => ours,
+            Some(Err(number)) => match Event::shared(stream.context()) {
+                Ok(event) => Ours { number, device, event: Arc::new(event) },
+                Err(refusal) => {
+                    pool(&mut lock(table(self))).not_made();
+                    tracing::debug!("no event for another process: {refusal}");
+                    return Ok(None);
+                }
+            },
+        };
+        if let Err(refusal) = ours.event.record(stream) {
+            pool(&mut lock(table(self))).give(ours);
+            return Err(refusal);
+        }
+        Ok(Some(ours))
+    }
+
+    /// A lease came home: what its owner enqueues from now on comes after what the peer still does.
+    ///
+    /// Of leases that are not out nothing is noted: a peer must not fill this table.
+    pub(crate) fn released(&self, lease: LeaseId, said: ReceiptMeta) {
+        let mut exports = lock(&self.exports);
+        let Some(out) = exports.out.get(&lease).filter(|out| !out.home) else { return };
+        let (number, hold) = (out.number, out.hold.clone());
+        drop(exports);
+        let mut waited = Vec::new();
+        if let Some(hold) = &hold
+            && let Err(fault) = self.wait_for(&said.d, &hold.block.order, &mut waited)
+        {
+            // Nobody here can tell when the peer is done with it, so it is never used again.
+            tracing::warn!("memory that a peer still works on is given up: {fault}");
+            hold.block.spoil();
+            std::mem::forget(Arc::clone(&hold.block));
+        }
+        exports = lock(&self.exports);
+        if said.u
+            && let Some(known) = exports.known.get_mut(&number)
+        {
+            *known = Known::Sending(lease);
+        }
+        let ready = exports.out.get_mut(&lease).and_then(|out| {
+            out.home = true;
+            out.ready.take()
+        });
+        if let Some(ready) = ready {
+            exports.ready.give(ready);
+        }
+        let tells = !waited.is_empty();
+        exports.waited.append(&mut waited);
+        drop(exports);
+        if tells {
+            self.wake();
+        }
+    }
+
+    /// Has a stream wait for the peer's events.
+    fn wait_for(
+        &self,
+        done: &[EventWire],
+        order: &Stream,
+        waited: &mut Vec<u64>,
+    ) -> Result<(), Fault> {
+        if done.len() > DONE {
+            return Err(Fault::new(Reason::OverCap, format!("{} events", done.len())));
+        }
+        for wire in done {
+            let known = lock(&self.exports).done.get(wire.0);
+            let event = match known {
+                Some(event) => event,
+                None => {
+                    let event = wire.open(order.context())?;
+                    lock(&self.exports).done.keep(wire.0, &event);
+                    event
+                }
+            };
+            order.wait(&event)?;
+            waited.push(wire.0);
+        }
+        Ok(())
+    }
+
+    /// The owner of a lease ends: who may still look at the memory by it.
+    pub(crate) fn end(&self, lease: LeaseId) -> Lookers {
+        let mut exports = lock(&self.exports);
+        let out = exports.out.remove(&lease);
+        let home = out.as_ref().is_some_and(|out| out.home);
+        let ready = out.as_ref().and_then(|out| out.ready.clone());
+        let gone = self.gone.load(Ordering::Acquire);
+        if let Some(ready) = ready
+            && gone
+        {
+            exports.ready.give(ready);
+        }
+        drop(exports);
+        drop(out);
+        match (home, gone) {
+            (true, _) => Lookers::Nobody,
+            (false, true) => Lookers::Heirs,
+            (false, false) => Lookers::Somebody,
+        }
+    }
+
+    /// The memory of ours that a number stands for, and that is out: what a peer sends back.
+    pub(crate) fn own(&self, number: Key) -> Vec<Arc<Hold>> {
+        let exports = lock(&self.exports);
+        let out = exports.out.values().filter(|out| !out.home && out.number == number);
+        out.filter_map(|out| out.hold.clone()).collect()
+    }
+
+    /// The users of an allocation have let go; told from destructors.
+    pub(crate) fn retire(&self, serial: u64) {
+        let mut exports = lock(&self.exports);
+        let Some(number) = exports.numbers.remove(&serial) else { return };
+        exports.known.remove(&number);
+        exports.retired.push((number, serial));
+        drop(exports);
+        self.wake();
+    }
+
+    /// The owner of what was lent on is gone.
+    pub(crate) fn lost(&self, serial: u64) {
+        let mut exports = lock(&self.exports);
+        let Some(number) = exports.numbers.get(&serial).copied() else { return };
+        exports.lost.push(number);
+        drop(exports);
+        self.wake();
+    }
+
+    pub(crate) fn peer_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+        let kept = std::mem::take(&mut lock(&self.exports).kept);
+        let imports: Vec<Arc<Import>> = {
+            let imports = lock(&self.imports);
+            let kept = imports.kept.values().map(|kept| Arc::clone(&kept.import));
+            kept.chain(imports.once.iter().filter_map(|(_, import)| import.upgrade())).collect()
+        };
+        // Freed here, outside all locks: nobody maps it any more.
+        drop(kept);
+        for import in imports {
+            import.owner_is_gone();
+        }
+    }
+}
+
+/// What was lent to this side.
+impl Session {
+    /// The allocation that a parcel names: one that is kept, or a new one.
+    pub(crate) fn obtain(
+        &self,
+        lease: LeaseId,
+        number: Key,
+        (device, size): (Device, usize),
+        source: Option<Source>,
+        keep: bool,
+    ) -> Result<(Arc<Import>, Key), Fault> {
+        let mut imports = lock(&self.imports);
+        if let Some(kept) = imports.kept.get_mut(&number).filter(|_| keep) {
+            if kept.import.device != device || kept.import.size != size {
+                return Err(Fault::new(Reason::WrongSize, "not what it was before"));
+            }
+            kept.leases += 1;
+            return Ok((Arc::clone(&kept.import), number));
+        }
+        let Some(source) = source else {
+            // The peer hears so with the receipt, and sends what it is mapped by along again.
+            imports.unknown.insert(lease);
+            return Err(Fault::new(Reason::UnknownBlock, format!("allocation {number}")));
+        };
+        let import = Import::new(device, size, source);
+        let mut out = None;
+        if keep && imports.kept.len() >= KEPT {
+            let idle = imports.kept.iter().find(|(_, kept)| kept.leases == 0);
+            let idle = idle.map(|(number, _)| *number);
+            out = idle.and_then(|number| imports.kept.remove(&number));
+        }
+        let key = if keep && number != 0 && imports.kept.len() < KEPT {
+            let kept = Kept { import: Arc::clone(&import), leases: 1, retired: Vec::new() };
+            imports.kept.insert(number, kept);
+            number
+        } else {
+            imports.once.retain(|(_, import)| import.strong_count() > 0);
+            imports.once.push((number, Arc::downgrade(&import)));
+            0
+        };
+        drop(imports);
+        // What is unmapped is unmapped outside the lock; the peer is told where it asks.
+        drop(out);
+        Ok((import, key))
+    }
+
+    /// What could not be opened is not kept: sent again, it comes with all that it takes.
+    pub(crate) fn discard(&self, key: Key) {
+        let kept = {
+            let mut imports = lock(&self.imports);
+            let is_idle = imports.kept.get(&key).is_some_and(|kept| kept.leases == 0);
+            if is_idle { imports.kept.remove(&key) } else { None }
+        };
+        if let Some(Kept { import, retired, .. }) = kept {
+            self.unmap(vec![(import, retired)]);
+        }
+    }
+
+    /// A lease on what is kept has ended.
+    pub(crate) fn let_go(&self, key: Key) {
+        let mut imports = lock(&self.imports);
+        let Some(kept) = imports.kept.get_mut(&key) else { return };
+        kept.leases = kept.leases.saturating_sub(1);
+        if kept.leases > 0 || kept.retired.is_empty() {
+            return;
+        }
+        let kept = imports.kept.remove(&key);
+        drop(imports);
+        if let Some(Kept { import, retired, .. }) = kept {
+            self.unmap(vec![(import, retired)]);
+        }
+    }
+
+    /// Lets go of mappings, and then tells the peer.
+    fn unmap(&self, gone: Vec<(Arc<Import>, Vec<u64>)>) {
+        let mut closed = Vec::new();
+        for (import, retired) in gone {
+            drop(import);
+            closed.extend(retired);
+        }
+        if !closed.is_empty() {
+            lock(&self.imports).closed.append(&mut closed);
+            self.wake();
+        }
+    }
+
+    /// An event of the peer's, opened once; one that a third process made is opened each time.
+    pub(crate) fn their_ready_event(
+        &self,
+        wire: &EventWire,
+        context: &Arc<Context>,
+    ) -> Result<Arc<Event>, Fault> {
+        if wire.0 == 0 {
+            return wire.open(context);
+        }
+        if let Some(event) = lock(&self.imports).ready.get(wire.0) {
+            return Ok(event);
+        }
+        let event = wire.open(context)?;
+        lock(&self.imports).ready.keep(wire.0, &event);
+        Ok(event)
+    }
+
+    /// A lease was let go, and these streams used it: what still runs there is told with the receipt.
+    pub(crate) fn note_used(&self, lease: LeaseId, used: Vec<Stream>, settles: bool) {
+        let mut finished = Vec::new();
+        for stream in used {
+            if stream.is_done().unwrap_or(false) {
+                continue;
+            }
+            let device = stream.device();
+            let taken = (!settles && self.pair.has_events(device) && finished.len() < DONE)
+                .then(|| lock(&self.imports).done.take(device));
+            let event = self.event(taken.flatten(), &stream, |s| &s.imports, |i| &mut i.done);
+            finished.push(match event {
+                Ok(Some(ours)) => Done::Event(ours),
+                _ => Done::Stream(stream),
+            });
+        }
+        if !finished.is_empty() {
+            lock(&self.imports).finished.insert(lease, finished);
+        }
+    }
+
+    /// What the receipt of a lease says; waits where the peer cannot.
+    pub(crate) fn receipt(&self, lease: LeaseId) -> Option<Meta> {
+        let mut imports = lock(&self.imports);
+        let mut said = ReceiptMeta { u: imports.unknown.remove(&lease), d: Vec::new() };
+        let finished = imports.finished.remove(&lease).unwrap_or_default();
+        drop(imports);
+        for done in finished {
+            let wait = match done {
+                Done::Event(ours) => match (ours.event.is_done(), ours.wire()) {
+                    (Ok(false), Ok(wire)) => {
+                        said.d.push(wire);
+                        lock(&self.imports).flying.insert(ours.number, ours);
+                        Ok(())
+                    }
+                    _ => {
+                        let waited = ours.event.synchronize();
+                        lock(&self.imports).done.give(ours);
+                        waited
+                    }
+                },
+                Done::Stream(stream) => stream.synchronize(),
+            };
+            if let Err(refusal) = wait {
+                // Work that failed does not run any more.
+                tracing::warn!("work on memory that is let go failed: {refusal}");
+            }
+        }
+        let is_empty = !said.u && said.d.is_empty();
+        if is_empty { None } else { Meta::write(&said).ok() }
+    }
+
+    pub(crate) fn unopened(&self, lease: LeaseId) {
+        lock(&self.imports).unknown.insert(lease);
+    }
+
+    /// Whether anything is kept that the peer may retire, or is waited for.
+    pub(crate) fn keeps(&self) -> bool {
+        let waits = !lock(&self.exports).kept.is_empty();
+        let imports = lock(&self.imports);
+        waits || !imports.kept.is_empty() || !imports.flying.is_empty()
+    }
+}
+
+/// What is said outside any parcel.
+impl Session {
+    pub(crate) fn notice(&self) -> Option<Meta> {
+        let mut notice = Notice::default();
+        {
+            let mut exports = lock(&self.exports);
+            notice.x = std::mem::take(&mut exports.retired);
+            notice.g = std::mem::take(&mut exports.lost);
+            notice.w = std::mem::take(&mut exports.waited);
+        }
+        notice.c = std::mem::take(&mut lock(&self.imports).closed);
+        let Notice { x, c, g, w } = &notice;
+        let is_empty = x.is_empty() && c.is_empty() && g.is_empty() && w.is_empty();
+        if is_empty { None } else { Meta::write(&notice).ok() }
+    }
+
+    pub(crate) fn noticed(self: &Arc<Self>, notice: &Meta) -> Result<(), Fault> {
+        let Notice { x, c, g, w } = notice.read()?;
+        let (mut gone, mut lost) = (Vec::new(), Vec::new());
+        let mut tells = false;
+        {
+            let mut imports = lock(&self.imports);
+            for (number, serial) in x {
+                match imports.kept.get_mut(&number) {
+                    Some(kept) => {
+                        kept.retired.push(serial);
+                        if kept.leases == 0
+                            && let Some(kept) = imports.kept.remove(&number)
+                        {
+                            gone.push((kept.import, kept.retired));
+                        }
+                    }
+                    None => {
+                        imports.closed.push(serial);
+                        tells = true;
+                    }
+                }
+            }
+            for number in g {
+                lost.extend(imports.kept.get(&number).map(|kept| Arc::clone(&kept.import)));
+                let once = imports.once.iter().filter(|(known, _)| *known == number);
+                lost.extend(once.filter_map(|(_, import)| import.upgrade()));
+            }
+            for number in w {
+                if let Some(ours) = imports.flying.remove(&number) {
+                    imports.done.give(ours);
+                }
+            }
+        }
+        let freed: Vec<Arc<Block>> = {
+            let mut exports = lock(&self.exports);
+            c.iter().filter_map(|serial| exports.kept.remove(serial)).collect()
+        };
+        for import in lost {
+            import.owner_is_gone();
+        }
+        if tells {
+            self.wake();
+        }
+        if !gone.is_empty() || !freed.is_empty() {
+            // Unmapping and freeing wait for work of the device, and whoever reads the socket is here. Without a
+            // thread, the closure is dropped here after all: what is gone is unmapped, and the peer is not told.
+            let session = Arc::clone(self);
+            let _ = std::thread::Builder::new().name("cuda-forget".into()).spawn(move || {
+                drop(freed);
+                session.unmap(gone);
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.gone.load(Ordering::Acquire) {
+            return;
+        }
+        // The peer may have it mapped, and will never say that it has not: freeing it is not to be.
+        let kept = std::mem::take(&mut lock(&self.exports).kept);
+        if !kept.is_empty() {
+            tracing::warn!(
+                blocks = kept.len(),
+                "device memory is kept for a peer that may still have it mapped"
+            );
+            std::mem::forget(kept);
+        }
+    }
+}

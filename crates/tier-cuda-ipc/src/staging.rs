@@ -1,0 +1,74 @@
+//! Shareable memory that other memory is copied into, used again and again for one peer.
+//!
+//! For one peer alone: what the new contents do not cover may show that peer what it was sent before, and nothing
+//! else (L8).
+
+use std::sync::{Arc, Mutex};
+
+use cuda::{Buffer, Context};
+use rung::{Device, Refusal};
+
+use crate::block::{Block, Hold};
+use crate::lock;
+
+/// Idle blocks that are kept.
+const IDLE: usize = 8;
+
+/// What sizes are multiples of, at least.
+const STEP: usize = 2 << 20;
+
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    idle: Mutex<Vec<Arc<Hold>>>,
+}
+
+/// Few sizes, so that blocks fit again: eight of them between one power of two and the next.
+fn class(len: usize) -> usize {
+    let step = (len.checked_next_power_of_two().unwrap_or(len) / 16).max(STEP);
+    len.checked_next_multiple_of(step).unwrap_or(len)
+}
+
+impl Staging {
+    /// A block of a device for so many bytes.
+    pub(crate) fn take(&self, device: Device, len: usize) -> Result<Arc<Hold>, Refusal> {
+        let fits = |hold: &Arc<Hold>| {
+            let buffer = &hold.block.buffer;
+            buffer.device() == device && buffer.len() >= len && buffer.len() / 2 <= class(len)
+        };
+        {
+            let mut idle = lock(&self.idle);
+            let best = idle.iter().enumerate().filter(|(_, hold)| fits(hold));
+            let best = best.min_by_key(|(_, hold)| hold.block.buffer.len()).map(|(at, _)| at);
+            if let Some(at) = best {
+                return Ok(idle.swap_remove(at));
+            }
+        }
+        let context = Context::of(device)?;
+        let buffer = Buffer::shareable(&context, class(len))?;
+        Ok(Hold::new(Block::new(buffer, context.stream()?)))
+    }
+
+    /// Its lease is home.
+    pub(crate) fn give(&self, hold: Arc<Hold>) {
+        let mut idle = lock(&self.idle);
+        idle.push(hold);
+        let over = if idle.len() > IDLE { Some(idle.remove(0)) } else { None };
+        drop(idle);
+        // The peer is told, so not under the lock.
+        drop(over);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_wastes_an_eighth_at_most() {
+        for len in [1, STEP, STEP + 1, 17 * STEP, (1 << 30) + 1, 3 << 30] {
+            let class = class(len);
+            assert!(class >= len && class - len <= (len / 8).max(STEP), "{len}: {class}");
+        }
+        assert_eq!(super::class(usize::MAX - 1), usize::MAX - 1);
+    }
+}

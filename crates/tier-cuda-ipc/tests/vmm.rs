@@ -1,0 +1,7 @@
+//! `cuda-vmm` between two processes, both directions.
+
+mod common;
+
+fn main() -> std::process::ExitCode {
+    common::run("cuda-vmm", false)
+}
