@@ -12,7 +12,7 @@ use crate::code::{Failed, SUCCESS};
 use crate::functions::Functions;
 
 /// The oldest driver that has every function that is called: that of CUDA 11.4.
-pub const FLOOR: u32 = 11_040;
+const FLOOR: u32 = 11_040;
 
 /// Where the driver's library is looked for, by the dynamic loader's rules (ld.so(8)).
 const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
@@ -112,7 +112,7 @@ impl Driver {
                 Ok(library) => Some(library),
                 Err(error) => {
                     if why.is_empty() {
-                        why = format!("{name}: {}", reason_of(&error));
+                        why = reason_of(&error);
                     }
                     None
                 }
@@ -259,6 +259,12 @@ impl Driver {
     pub(crate) fn check(&self, call: &'static str, code: u32) -> Result<(), Failed> {
         if code == SUCCESS { Ok(()) } else { Err(Failed { call, code }) }
     }
+}
+
+/// The oldest version of CUDA whose driver does, as `11.4`.
+#[must_use]
+pub fn floor() -> String {
+    version_text(FLOOR)
 }
 
 fn version_text(version: u32) -> String {

@@ -1,7 +1,6 @@
 //! Host memory that the driver knows: copies from and to it need no detour.
 #![expect(unsafe_code, reason = "calls of the driver")]
 
-use std::any::Any;
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
@@ -10,12 +9,13 @@ use rung::Refusal;
 
 use crate::context::Context;
 
-/// Host memory that is registered with the driver (pinned), until this is dropped; its owner lives as long.
+/// `CU_MEMHOSTREGISTER_READ_ONLY`, which older versions of cudarc do not name.
+const READ_ONLY: c_uint = 8;
+
+/// Host memory that is registered with the driver (pinned), until this is dropped.
 pub struct Registered {
     context: Arc<Context>,
     address: Address,
-    /// Declared last, so dropped after the registration.
-    _owner: Box<dyn Any + Send + Sync>,
 }
 
 struct Address(*mut c_void);
@@ -34,28 +34,29 @@ impl std::fmt::Debug for Registered {
 impl Registered {
     /// Registers whole pages, for all contexts of this process.
     ///
+    /// They are to stay mapped, as they are, until this is dropped (`segment` attaches it to the mapping). Pages that
+    /// were mapped anew meanwhile are other pages than the driver knows: copies from and to them then move the bytes
+    /// of the old ones, which nobody sees any more, and touch nothing else.
+    ///
     /// # Errors
     ///
-    /// What the driver answers: also where a part of them is registered already.
-    ///
-    /// # Safety
-    ///
-    /// `len` bytes from `start` on stay mapped, as they are, for as long as `owner` lives.
-    pub unsafe fn new(
+    /// What the driver answers: also where they are not mapped, or a part of them is registered already.
+    pub fn new(
         context: &Arc<Context>,
         start: *const u8,
         len: usize,
-        owner: impl Any + Send + Sync,
+        is_read_only: bool,
     ) -> Result<Self, Refusal> {
         let entered = context.enter()?;
         let address: *mut c_void = start.cast_mut().cast();
-        let flags: c_uint = CU_MEMHOSTREGISTER_PORTABLE;
-        // SAFETY: C1; the caller says that they are mapped. C2: unregistered in `drop`.
+        let read_only = if is_read_only { READ_ONLY } else { 0 };
+        let flags: c_uint = CU_MEMHOSTREGISTER_PORTABLE | read_only;
+        // SAFETY: C1: the driver looks whether the range is mapped, and holds its pages; it writes nothing there. C2:
+        // unregistered in `drop`.
         let code =
             unsafe { (entered.driver().functions.cuMemHostRegister_v2)(address, len, flags) };
         entered.check("cuMemHostRegister_v2", code)?;
-        let (context, owner) = (Arc::clone(context), Box::new(owner));
-        Ok(Self { context, address: Address(address), _owner: owner })
+        Ok(Self { context: Arc::clone(context), address: Address(address) })
     }
 }
 
@@ -63,7 +64,7 @@ impl Drop for Registered {
     fn drop(&mut self) {
         // C3.
         let Ok(entered) = self.context.enter() else { return };
-        // SAFETY: C1, C2: registered once, unregistered once, while it is still mapped.
+        // SAFETY: C1, C2: registered once, unregistered once.
         unsafe { (entered.driver().functions.cuMemHostUnregister)(self.address.0) };
     }
 }

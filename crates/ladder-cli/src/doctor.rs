@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use ladder::{Command, ConnectError, Output, Proof, Report, RungReport, Verdict, Worker};
+use ladder::{
+    Command, ConnectError, Output, Proof, Report, RungReport, Verdict, Worker, WorkerBuilder,
+};
 use serde::Serialize;
 
 use crate::machine::{self, Check};
@@ -101,7 +103,10 @@ impl Doctor {
         };
         let command = command.output(Output::Discard).grace(Duration::from_secs(1));
         let limit = Duration::from_secs_f64(self.timeout);
-        let connected = Worker::builder().handshake(limit).spawn(command);
+        // Every device now, not before its first leaf.
+        let builder = Worker::builder().handshake(limit);
+        let builder = machine::devices().into_iter().fold(builder, WorkerBuilder::prove_on);
+        let connected = builder.spawn(command);
         let (report, let_in) = match connected {
             Ok(worker) => (worker.report(), true),
             Err(ConnectError::Refused(report)) => (*report, false),

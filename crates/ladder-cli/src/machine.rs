@@ -22,6 +22,19 @@ impl Check {
     }
 }
 
+/// The devices that this process sees.
+#[cfg(target_os = "linux")]
+pub(crate) fn devices() -> Vec<ladder::Device> {
+    let driver = ladder::tier_cuda_ipc::cuda::driver();
+    driver.map_or(Vec::new(), |driver| driver.devices().iter().map(|info| info.device()).collect())
+}
+
+/// None, elsewhere.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn devices() -> Vec<ladder::Device> {
+    Vec::new()
+}
+
 /// Everything that a person who misses a rung should know.
 #[cfg(target_os = "linux")]
 pub(crate) fn look_around(report: &Report) -> Vec<Check> {
@@ -38,22 +51,36 @@ pub(crate) fn look_around(_: &Report) -> Vec<Check> {
 
 #[cfg(target_os = "linux")]
 fn cuda() -> Check {
-    let version = std::fs::read_to_string("/proc/driver/nvidia/version");
-    match version.ok().and_then(|text| Some(text.lines().next()?.trim().to_owned())) {
-        Some(driver) => {
-            let remedy = "send tensors from host memory until then";
-            Check::wanting(
-                "CUDA",
-                format!("{driver}; no rung of this build moves its memory yet"),
-                remedy,
-            )
+    use ladder::tier_cuda_ipc::cuda;
+    let driver = match cuda::driver() {
+        Ok(driver) => driver,
+        Err(why) => {
+            let remedy = why.reason().remedy().unwrap_or("see what the driver's own tools say");
+            return Check::wanting("CUDA", why.to_string(), remedy);
         }
-        None => Check::wanting(
-            "CUDA",
-            "no driver found, so no device memory crosses",
-            "load NVIDIA's kernel driver, and pass its devices into the container (--gpus all)",
-        ),
-    }
+    };
+    let kind = if driver.is_stand_in() { "STAND-IN, no device is there; " } else { "" };
+    let device = |info: &cuda::DeviceInfo| {
+        let can = info.can();
+        let lacks =
+            [(can.share_events, "events for others"), (can.share_descriptors, "descriptors")];
+        let lacks: Vec<&str> =
+            lacks.iter().filter(|(has, _)| !has).map(|(_, what)| *what).collect();
+        let lacks = if lacks.is_empty() {
+            String::new()
+        } else {
+            format!(", without {}", lacks.join(" and "))
+        };
+        format!("{} {} ({} MiB{lacks})", info.device(), info.name(), info.bytes() >> 20)
+    };
+    let devices: Vec<String> = driver.devices().iter().map(device).collect();
+    let found = format!(
+        "{kind}driver for CUDA {} (at least {}); {}",
+        driver.version(),
+        cuda::driver::floor(),
+        devices.join(", ")
+    );
+    Check::fine("CUDA", found)
 }
 
 /// Blocks are memfds: memfd_create(2).

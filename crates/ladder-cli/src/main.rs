@@ -2,9 +2,14 @@
 //!
 //! `ladder doctor` proves every rung with a worker and tells what works. `ladder relay FILE…` spawns an isolated worker (this program again), sends it each file's decoded
 //! content, checks what comes back, and tells what every leaf rode. `load` and `save` turn files into
-//! values and back, `operate` is what the worker does with them, `report` prints; `machine` is what `doctor` looks at beside the
+//! values and back, `device` puts tensors on one, `operate` is what the worker does with them, `report` prints; `machine` is what `doctor` looks at beside the
 //! rungs.
 
+#[cfg(target_os = "linux")]
+mod device;
+#[cfg(not(target_os = "linux"))]
+#[path = "no_device.rs"]
+mod device;
 mod doctor;
 mod load;
 mod machine;

@@ -38,6 +38,10 @@ pub(crate) struct Relay {
     /// Seconds that a call may take.
     #[arg(long, default_value_t = 120.0, value_parser = seconds)]
     timeout: f64,
+    /// Send tensors from the memory of this device: `cuda:0`, a number of this process's, or the UUID as `ladder doctor`
+    /// prints it.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
     /// Another program as the worker, instead of this one.
     #[arg(long, value_name = "PROGRAM")]
     worker: Option<PathBuf>,
@@ -59,6 +63,7 @@ pub(crate) enum Error {
     Operation(PathBuf, load::Error),
     Connect(ConnectError),
     Call(PathBuf, CallError),
+    Device(String, ladder::Refusal),
     Print(std::io::Error),
 }
 
@@ -70,6 +75,7 @@ impl fmt::Display for Error {
             }
             Self::Connect(error) => error.fmt(f),
             Self::Call(path, error) => write!(f, "{}: {error}", path.display()),
+            Self::Device(name, refusal) => write!(f, "{name}: {refusal}"),
             Self::Print(error) => write!(f, "writing the report: {error}"),
         }
     }
@@ -86,7 +92,11 @@ impl Relay {
         // Everything is read before a worker is started: a bad file costs nothing else.
         let mut values = Vec::new();
         for path in &self.files {
-            let value = load(path).map_err(|error| Error::File(path.clone(), error))?;
+            let mut value = load(path).map_err(|error| Error::File(path.clone(), error))?;
+            if let Some(device) = &self.device {
+                value = crate::device::put(device, value)
+                    .map_err(|refusal| Error::Device(device.clone(), refusal))?;
+            }
             values.push((path.as_path(), value));
         }
         let limit = Duration::from_secs_f64(self.timeout);

@@ -279,6 +279,7 @@ fn pack_into(
         packer.table.push(Carried {
             rung,
             copies: exported.copies,
+            origin: exported.origin.or(storage.origin()),
             declined: exported.declined.into(),
             bytes: storage.len(),
             time: exported.time,
@@ -289,6 +290,8 @@ fn pack_into(
 
 struct Exported {
     rung: RungId,
+    /// The device whose memory it was, where it was copied to the host.
+    origin: Option<Device>,
     lease: LeaseId,
     wire: ParcelWire,
     handles: Vec<Handle>,
@@ -362,6 +365,11 @@ fn export(
         let another = another.map(|(way, _)| way).filter(|way| way.1 == exported.rung);
         return Ok(Exported { another, ..exported });
     }
+    if !storage.device().is_host()
+        && let Some(exported) = stage(sessions, storage, first, how, &mut declined)?
+    {
+        return Ok(exported);
+    }
     if another.is_some() && storage.device().is_host() {
         // What cannot go on as it is can be copied.
         let copy = Arc::new(Storage::new(Bundle::copy_of(storage)));
@@ -372,6 +380,66 @@ fn export(
     }
     let Named { path, kind } = first.clone();
     Err(Unsendable { path, kind, refusals: declined }.into())
+}
+
+/// Memory of a device that no rung of devices takes: a carrier of host memory may copy it.
+fn stage(
+    sessions: &Sessions,
+    storage: &Arc<Storage>,
+    first: &Named,
+    how: How<'_>,
+    declined: &mut Vec<(RungId, Refusal)>,
+) -> Result<Option<Exported>, NotPacked> {
+    let started = Instant::now();
+    for (id, carrier) in sessions.carriers(Device::Host, how.via) {
+        let Ok(carrier) = carrier else { continue };
+        match carrier.export(storage) {
+            Ok(packed) => {
+                // That it moves no device's memory as it is was no last word.
+                declined.retain(|(rung, _)| rung != id);
+                let exported = exported(sessions, id, packed, declined, started)?;
+                let way = Some((MINE, id.clone(), Device::Host));
+                let origin = Some(storage.device());
+                return Ok(exported.map(|exported| Exported { another: way, origin, ..exported }));
+            }
+            Err(refusal) => {
+                tracing::debug!(rung = %id, code = %refusal.reason(), path = first.path, "declined");
+                declined.retain(|(rung, _)| rung != id);
+                declined.push((id.clone(), refusal));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// What a carrier packed, apart; or back, where it cannot be sent.
+fn exported(
+    sessions: &Sessions,
+    id: &RungId,
+    packed: rung::Packed,
+    declined: &mut Vec<(RungId, Refusal)>,
+    started: Instant,
+) -> Result<Option<Exported>, NotPacked> {
+    let (lease, copies) = (packed.parcel.lease, packed.parcel.copies);
+    match packed.parcel.split() {
+        Ok((wire, handles)) => Ok(Some(Exported {
+            rung: id.clone(),
+            origin: None,
+            lease,
+            wire,
+            handles,
+            owner: packed.owner,
+            copies,
+            declined: std::mem::take(declined),
+            time: started.elapsed(),
+            another: None,
+        })),
+        Err(fault) => {
+            sessions.take_back(id, lease, Some(packed.owner));
+            declined.push((id.clone(), fault.into()));
+            Ok(None)
+        }
+    }
 }
 
 fn export_as_it_is(
@@ -403,26 +471,8 @@ fn export_as_it_is(
         });
         match packed {
             Ok(packed) => {
-                let (lease, copies) = (packed.parcel.lease, packed.parcel.copies);
-                let split = packed.parcel.split();
-                match split {
-                    Ok((wire, handles)) => {
-                        return Ok(Some(Exported {
-                            rung: id.clone(),
-                            lease,
-                            wire,
-                            handles,
-                            owner: packed.owner,
-                            copies,
-                            declined: std::mem::take(declined),
-                            time: started.elapsed(),
-                            another: None,
-                        }));
-                    }
-                    Err(fault) => {
-                        sessions.take_back(id, lease, Some(packed.owner));
-                        declined.push((id.clone(), fault.into()));
-                    }
+                if let Some(exported) = exported(sessions, id, packed, declined, started)? {
+                    return Ok(Some(exported));
                 }
             }
             Err(refusal) => {
@@ -440,6 +490,7 @@ fn export_as_it_is(
 struct Carried {
     rung: RungId,
     copies: u8,
+    origin: Option<Device>,
     declined: Arc<[(RungId, Refusal)]>,
     bytes: usize,
     time: Duration,
@@ -577,7 +628,8 @@ impl Packer<'_> {
         let share = carried.map_or(Duration::ZERO, |carried| carried.share(bytes));
         let (path, bytes, time) =
             (LeafPath::of(path, &mut self.scratch), bytes as u64, time + share);
-        self.route.legs.push(Leg { path, what, bytes, rung, over, copies, declined, time });
+        let origin = carried.and_then(|carried| carried.origin);
+        self.route.legs.push(Leg { path, what, bytes, rung, over, copies, origin, declined, time });
         let tag = LoweredTag { r: form, m: meta, p };
         write_tag(out, "L", &tag).map_err(Refusal::from)
     }
@@ -613,6 +665,7 @@ impl Packer<'_> {
             rung: carried.rung.clone(),
             over: None,
             copies: carried.copies + more,
+            origin: carried.origin,
             declined: Arc::clone(&carried.declined),
             time: carried.share(bytes),
         });
@@ -630,6 +683,7 @@ impl Packer<'_> {
             rung,
             over: None,
             copies: 0,
+            origin: None,
             declined: self.sessions.above_inline(),
             time,
         });

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rung::{DType, Descr, Path, Refusal, RungId, Value};
+use rung::{DType, Descr, Device, Path, Refusal, RungId, Value};
 use smol_str::SmolStr;
 
 /// What a leaf is.
@@ -116,6 +116,8 @@ pub struct Leg {
     /// How often its bytes were copied for it, as far as this side knows: a sender knows all that it did, a
     /// receiver what the carrier says and what it did itself.
     pub copies: u8,
+    /// The device whose memory it was, where it was copied to the host for want of a better way.
+    pub origin: Option<Device>,
     /// Each higher rung, with the reason why it did not take it; and each rung, this one too, on which it was
     /// sent before and could not be taken.
     ///

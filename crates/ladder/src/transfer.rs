@@ -163,10 +163,23 @@ impl Core {
         let large = self.warn_over.load(Ordering::Relaxed);
         // What lies in host memory can all ride the rung that moves host memory, but for what has no memory
         // of its own and had to be written first.
-        let low = |leg: &&Leg| leg.bytes >= large && matches!(leg.what, What::Plain(_));
+        let low = |leg: &&Leg| {
+            leg.bytes >= large && (matches!(leg.what, What::Plain(_)) || leg.origin.is_some())
+        };
         for leg in route.legs.iter().filter(low) {
             let Leg { path, bytes, rung, .. } = leg;
-            tracing::warn!(path = &**path, bytes, %rung, "a large {} rode a low rung: send it as a tensor", leg.what);
+            match leg.origin {
+                None => {
+                    tracing::warn!(path = &**path, bytes, %rung, "a large {} rode a low rung: send it as a tensor", leg.what);
+                }
+                Some(device) => {
+                    let why = leg
+                        .declined
+                        .first()
+                        .map_or(String::new(), |(rung, why)| format!(": {rung}: {why}"));
+                    tracing::warn!(path = &**path, bytes, %rung, %device, "a large {} left its device{why}", leg.what);
+                }
+            }
         }
     }
 }

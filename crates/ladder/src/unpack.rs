@@ -261,6 +261,7 @@ fn inline(what: What, bytes: usize) -> Leg {
         rung: RungId::INLINE,
         over: None,
         copies: 0,
+        origin: None,
         declined: Arc::default(),
         time: Duration::ZERO,
     }
@@ -299,6 +300,7 @@ impl Reader<'_> {
             Some(entry) => Leg {
                 rung: entry.rung.clone(),
                 copies: entry.copies.saturating_add(more),
+                origin: entry.storage.origin(),
                 time: share(entry.time, bytes, entry.storage.len()),
                 ..inline(what, bytes)
             },

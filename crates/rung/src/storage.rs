@@ -125,6 +125,7 @@ pub struct Storage {
     // it is (L1).
     memory: Box<dyn Memory>,
     provenance: Option<Provenance>,
+    origin: Option<Device>,
     guard: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -132,7 +133,7 @@ impl Storage {
     /// Over some memory.
     #[must_use]
     pub fn new(memory: impl Memory) -> Self {
-        Self { memory: Box::new(memory), provenance: None, guard: None }
+        Self { memory: Box::new(memory), provenance: None, origin: None, guard: None }
     }
 
     /// The elements of a vector, without a copy.
@@ -152,6 +153,19 @@ impl Storage {
     pub fn with_provenance(mut self, provenance: Provenance) -> Self {
         self.provenance = Some(provenance);
         self
+    }
+
+    /// Notes the device whose memory it was copied from on its way.
+    #[must_use]
+    pub fn with_origin(mut self, device: Device) -> Self {
+        self.origin = Some(device);
+        self
+    }
+
+    /// The device whose memory it was, where it was copied to the host for want of a better way.
+    #[must_use]
+    pub fn origin(&self) -> Option<Device> {
+        self.origin
     }
 
     /// The guard as a concrete type, if it is one.
@@ -208,12 +222,14 @@ impl Storage {
         if self.memory_as::<M>().is_none() {
             return Err(self);
         }
-        let Self { memory, provenance, guard } = self;
+        let Self { memory, provenance, origin, guard } = self;
         let any: Box<dyn Any> = memory;
         match any.downcast() {
             Ok(memory) => Ok(*memory),
             // Not reached: the type was just asked for. Kept total rather than a panic.
-            Err(_) => Err(Self { memory: Box::new(BytesMemory(Bytes::new())), provenance, guard }),
+            Err(_) => {
+                Err(Self { memory: Box::new(BytesMemory(Bytes::new())), provenance, origin, guard })
+            }
         }
     }
 

@@ -162,6 +162,12 @@ impl Tensor {
         self.storage.device()
     }
 
+    /// The device whose memory it was, where it was copied to the host for want of a better way.
+    #[must_use]
+    pub fn origin(&self) -> Option<Device> {
+        self.storage.origin()
+    }
+
     /// What else is known of it.
     #[must_use]
     pub fn flags(&self) -> Flags {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use nix::fcntl::SealFlag;
 use rung::{Reason, Refusal};
 
+use crate::counters::{COUNTERS, count};
 use crate::file::{Block, SIZE_SEALS, add_seals, allocate, duplicate, refused};
 use crate::filling::Filling;
 use crate::id::BlockId;
@@ -128,6 +129,42 @@ impl Draft {
         let own = Own::new(file, capacity)?;
         pool.note_made(capacity);
         Ok(Self::of(own, len, len, pool))
+    }
+
+    /// A block with contents, from the process's pool, filled all at once; what `fill` does not write is whatever was
+    /// there before. `before` may [attach](Self::attach) something first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`], and what `fill` answers.
+    pub fn build_at_once(
+        len: usize,
+        before: impl FnOnce(&Self),
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Refusal>,
+    ) -> Result<Self, Refusal> {
+        let (pool, capacity) = (Pool::process(), size_class(len)?);
+        let mut draft = match pool.take(capacity) {
+            Some(own) => Self::of(own, len, len, pool),
+            None => Self::new_in(pool, len)?,
+        };
+        before(&draft);
+        fill(draft.bytes_mut())?;
+        count(&COUNTERS.copied, len);
+        Ok(draft)
+    }
+
+    /// Has something live as long as the mapping of this block, unless something does: what a driver knows of it.
+    /// Given where the mapping begins and its bytes, which are more than the contents perhaps; it ends before the
+    /// mapping does.
+    ///
+    /// # Errors
+    ///
+    /// What `make` answers, and [`Reason::Forked`](rung::Reason::Forked).
+    pub fn attach<A: std::any::Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(*const u8, usize) -> Result<A, Refusal>,
+    ) -> Result<(), Refusal> {
+        self.own.as_ref().map_or(Ok(()), |own| own.writer.attach(make))
     }
 
     /// A block of which all of the contents count as written, the first `kept` bytes as they are and

@@ -1,5 +1,6 @@
 //! What every block is: a memfd, and perhaps a mapping of it.
 
+use std::any::Any;
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -124,6 +125,15 @@ impl Block {
 
     pub(crate) fn descriptor(&self) -> Result<OwnedFd, Refusal> {
         duplicate(&self.file)
+    }
+
+    /// Attaches something to the mapping, which is made where there is none.
+    pub(crate) fn attach<A: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(*const u8, usize) -> Result<A, Refusal>,
+    ) -> Result<(), Refusal> {
+        self.bytes()?;
+        self.reader.get().map_or(Ok(()), |reader| reader.attach(make))
     }
 
     /// Whoever calls this has S1, and S2 or S4.

@@ -83,6 +83,20 @@ impl Foreign {
         self.0.release(range)
     }
 
+    /// Has something live as long as the mapping of this block, unless something does: what a driver knows of it.
+    /// Given where the mapping begins and its bytes, which are more than the contents perhaps; it ends before the
+    /// mapping does.
+    ///
+    /// # Errors
+    ///
+    /// What `make` answers, and [`Reason::Forked`](rung::Reason::Forked).
+    pub fn attach<A: std::any::Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(*const u8, usize) -> Result<A, Refusal>,
+    ) -> Result<(), Refusal> {
+        self.0.attach(make)
+    }
+
     /// A descriptor for another peer: the block is forwarded, not copied.
     ///
     /// # Errors

@@ -1,14 +1,17 @@
 //! The one place that calls mmap(2).
 #![expect(unsafe_code, reason = "mapping memory and lending slices of it")]
 
+use std::any::Any;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+use rung::{Reason, Refusal};
 
 use crate::counters::{COUNTERS, count};
 use crate::fork::generation;
@@ -28,6 +31,18 @@ struct Mapping {
     len: usize,
     /// Of a mapping that a forked child does not have: the process that has it.
     home: Option<u32>,
+    /// Ends before the mapping does.
+    attached: Attached,
+}
+
+/// Something that lives as long as a mapping: what a driver knows of it.
+#[derive(Default)]
+struct Attached(OnceLock<Box<dyn Any + Send + Sync>>);
+
+impl std::fmt::Debug for Attached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.get().is_some() { "attached" } else { "nothing" })
+    }
 }
 
 impl Mapping {
@@ -46,6 +61,7 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        drop(self.attached.0.take());
         if !self.is_here() {
             return;
         }
@@ -60,6 +76,22 @@ impl Drop for Mapping {
 }
 
 impl Mapping {
+    /// Attaches something, unless something is; given where the mapping begins, and its bytes.
+    fn attach<A: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(*const u8, usize) -> Result<A, Refusal>,
+    ) -> Result<(), Refusal> {
+        if !self.is_here() {
+            return Err(Reason::Forked.into());
+        }
+        if self.attached.0.get().is_none() {
+            let made = Box::new(make(self.start.as_ptr(), self.len)?);
+            // Of two at once one is enough.
+            let _ = self.attached.0.set(made);
+        }
+        Ok(())
+    }
+
     /// Gives the resident pages of a range back to the system, rounded inward to whole pages; how many
     /// bytes. The mapping is shared, so the bytes stay in the file, and come back at the next look.
     fn release(&self, range: Range<usize>) -> Result<usize, Errno> {
@@ -94,7 +126,7 @@ fn map(file: impl AsFd, len: NonZeroUsize, protection: ProtFlags) -> Result<Mapp
     // memory that Rust knows of changes under it (mmap(2); no MAP_FIXED).
     let start = unsafe { mmap(None, len, protection, MapFlags::MAP_SHARED, file, 0) }?;
     count(&COUNTERS.mapped, 1);
-    Ok(Mapping { start: start.cast(), len: len.get(), home: None })
+    Ok(Mapping { start: start.cast(), len: len.get(), home: None, attached: Attached::default() })
 }
 
 /// A read-only mapping.
@@ -115,6 +147,14 @@ impl Reader {
 }
 
 impl Reader {
+    /// As [`Mapping::attach`].
+    pub(crate) fn attach<A: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(*const u8, usize) -> Result<A, Refusal>,
+    ) -> Result<(), Refusal> {
+        self.0.attach(make)
+    }
+
     /// As [`Mapping::release`].
     pub(crate) fn release(&self, range: Range<usize>) -> Result<usize, Errno> {
         self.0.release(range)
@@ -136,6 +176,14 @@ impl Writer {
         unsafe { madvise(mapping.start.cast(), len.get(), MmapAdvise::MADV_DONTFORK) }?;
         mapping.home = Some(generation());
         Ok(Self(mapping))
+    }
+
+    /// As [`Mapping::attach`].
+    pub(crate) fn attach<A: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(*const u8, usize) -> Result<A, Refusal>,
+    ) -> Result<(), Refusal> {
+        self.0.attach(make)
     }
 
     /// Bytes of the mapping, here or not.

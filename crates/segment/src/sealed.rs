@@ -54,6 +54,20 @@ impl Sealed {
         Self { len: len.min(block.len()), block }
     }
 
+    /// Has something live as long as the mapping of this block, unless something does: what a driver knows of it.
+    /// Given where the mapping begins and its bytes, which are more than the contents perhaps; it ends before the
+    /// mapping does.
+    ///
+    /// # Errors
+    ///
+    /// What `make` answers, and [`Reason::Forked`](rung::Reason::Forked).
+    pub fn attach<A: std::any::Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(*const u8, usize) -> Result<A, Refusal>,
+    ) -> Result<(), Refusal> {
+        self.block.attach(make)
+    }
+
     /// Bytes.
     #[must_use]
     pub fn len(&self) -> usize {

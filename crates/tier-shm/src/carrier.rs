@@ -22,6 +22,9 @@ struct ParcelMeta {
     /// Whether the block is not its sender's own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     f: bool,
+    /// The device whose memory it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    d: Option<String>,
 }
 
 /// Blocks that the peer need not keep any more.
@@ -56,6 +59,7 @@ impl ShmCarrier {
         storage: Arc<Storage>,
         block: &Block<'_>,
         copies: u8,
+        origin: Option<Device>,
     ) -> Result<Packed, Refusal> {
         if !self.is_trusted() {
             // Nobody can take the peer's mapping from it (L8).
@@ -73,9 +77,10 @@ impl ShmCarrier {
         let bytes = storage.len() as u64;
         let session = Arc::clone(&self.session);
         let owner = Lent { storage, lease, session };
-        let meta = match (number, forwarded) {
-            (None, false) => Meta::write(&()),
-            (b, f) => Meta::write(&ParcelMeta { b, f }),
+        let d = origin.map(|device| device.to_string());
+        let meta = match (number, forwarded, d) {
+            (None, false, None) => Meta::write(&()),
+            (b, f, d) => Meta::write(&ParcelMeta { b, f, d }),
         }?;
         let parcel = Parcel { rung: RungId::SHM, lease, bytes, copies, meta, handles };
         Ok(Packed { parcel, owner: Box::new(owner) })
@@ -83,6 +88,23 @@ impl ShmCarrier {
 
     fn descriptor(&self, block: &Block<'_>, lease: LeaseId) -> Result<Handle, Refusal> {
         block.descriptor().inspect_err(|_| self.session.unlend(lease))
+    }
+
+    /// A copy of a device's memory, straight into a block.
+    fn stage(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
+        let origin = Some(storage.device());
+        let copy = |bytes: &mut [u8]| storage.memory().read_at(0, bytes);
+        let pin = |draft: &Draft| crate::staging::pin(storage.device(), draft);
+        let draft = Draft::build_at_once(storage.len(), pin, copy)?;
+        let copy = if self.is_trusted() && !storage.memory().needs_fresh_memory() {
+            Storage::new(LentMemory(draft.share()?))
+        } else {
+            let (block, len) = (Arc::new(draft.seal()?), storage.len());
+            Storage::new(SealedMemory { block, len, once: true })
+        };
+        let copy = Arc::new(copy);
+        let Some(block) = Block::of(&copy) else { return Err(Reason::OtherKind.into()) };
+        self.lend(Arc::clone(&copy), &block, 1, origin)
     }
 
     /// What a parcel's descriptor turns out to be.
@@ -155,15 +177,16 @@ impl ShmCarrier {
 
 impl Carrier for ShmCarrier {
     fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
-        if !storage.device().is_host() {
-            return Err(Refusal::new(Reason::DeviceMemory, storage.device().to_string()));
-        }
         if storage.is_empty() {
             return Err(Reason::Empty.into());
         }
+        // For whoever has nothing better left.
+        if !storage.device().is_host() {
+            return self.stage(storage);
+        }
         // Ours or a peer's: the same block goes on, under a lease of this hop (L2).
         if let Some(block) = Block::of(storage) {
-            return self.lend(Arc::clone(storage), &block, 0);
+            return self.lend(Arc::clone(storage), &block, 0, storage.origin());
         }
         // Private memory: one copy.
         let len = storage.len();
@@ -173,7 +196,7 @@ impl Carrier for ShmCarrier {
             })?;
             let copy = Arc::new(Storage::new(LentMemory(draft.share()?)));
             let Some(block) = Block::of(&copy) else { return Err(Reason::OtherKind.into()) };
-            return self.lend(Arc::clone(&copy), &block, 1);
+            return self.lend(Arc::clone(&copy), &block, 1, None);
         }
         // Into a fresh block that is sealed for good, so that the receiver needs to trust nobody, and
         // that is never used again, so that we need not trust the receiver (L1, L8).
@@ -202,7 +225,7 @@ impl Carrier for ShmCarrier {
         if rung != RungId::SHM {
             return Err(Fault::new(Reason::UnknownRung, rung.as_str()));
         }
-        let ParcelMeta { b: number, f: forwarded } =
+        let ParcelMeta { b: number, f: forwarded, d: origin } =
             meta.read::<Option<ParcelMeta>>()?.unwrap_or_default();
         let len = usize::try_from(bytes).map_err(|_| Reason::WrongSize)?;
         if len == 0 {
@@ -210,6 +233,10 @@ impl Carrier for ShmCarrier {
         }
         let block = self.block(number, handles, lease, len)?;
         let storage = self.storage(&block, len, forwarded, number.is_none(), lease)?;
+        let storage = match origin {
+            Some(device) => storage.with_origin(device.parse()?),
+            None => storage,
+        };
         Ok(storage.with_provenance(Provenance { rung, lease }))
     }
 

@@ -45,6 +45,12 @@
 //! nothing is asked of the kernel. A peer who is not trusted could go on looking at what it gave back,
 //! so private memory goes to it in fresh sealed blocks, and a shared tensor that it saw is not used again.
 //!
+//! # Memory of devices
+//!
+//! Where no rung of devices takes a device's memory, it is copied straight into a block, and arrives on the host with a
+//! word of where it was ([`rung::Tensor::origin`]). With the feature `cuda` such blocks are registered with the
+//! driver, once a block, on both sides ([`pin_received`]): it then copies at the speed of the bus.
+//!
 //! # What it does not do
 //!
 //! It has no socket: whoever sends parcels keeps `Packed::owner` until the receipt came
@@ -58,11 +64,15 @@ mod memory;
 #[cfg(target_os = "linux")]
 mod session;
 #[cfg(target_os = "linux")]
+mod staging;
+#[cfg(target_os = "linux")]
 mod tensor;
 
 pub use segment::PeerTrust;
 #[cfg(target_os = "linux")]
 pub use segment::{Limits, Pool, PoolStats, set_copy_threads};
+#[cfg(target_os = "linux")]
+pub use staging::pin_received;
 #[cfg(target_os = "linux")]
 pub use tensor::{TensorMut, release, seal_copy, share};
 

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ladder::{
@@ -162,7 +163,7 @@ fn take_from_the_pool() -> Outcome<Vec<TensorMut>> {
 /// The real host, whose worker is played from the file by this binary in another process.
 fn host(name: &'static str, calls: fn(&Worker) -> Outcome) -> Outcome {
     let command = Command::this_executable().env(ROLE, format!("play {name}"));
-    let worker = Worker::spawn(command).map_err(text)?;
+    let worker = Worker::builder().ladder(rungs()).spawn(command).map_err(text)?;
     std::thread::sleep(Duration::from_millis(400));
     let _taken = take_from_the_pool()?;
     let outcome = calls(&worker);
@@ -173,10 +174,20 @@ fn host(name: &'static str, calls: fn(&Worker) -> Outcome) -> Outcome {
     }
 }
 
+/// Of the host's memory alone: what is said of a driver is another matter on every machine.
+fn rungs() -> Ladder {
+    Ladder::of(vec![
+        Arc::new(tier_shm::Shm),
+        Arc::new(tier_numpy::Numpy),
+        Arc::new(tier_pickle::Pickle),
+        Arc::new(tier_inline::Inline),
+    ])
+}
+
 /// The real host, whose worker is played from its hello on: it answers no canary, and is refused.
 fn host_that_refuses(name: &'static str, says: &'static str) -> Outcome {
     let command = Command::this_executable().env(ROLE, format!("play {name}"));
-    let error = Worker::spawn(command).err().ok_or("let in")?.to_string();
+    let error = Worker::builder().ladder(rungs()).spawn(command).err().ok_or("let in")?.to_string();
     if error.contains(says) { Ok(()) } else { Err(error) }
 }
 
@@ -184,7 +195,12 @@ fn host_that_refuses(name: &'static str, says: &'static str) -> Outcome {
 fn worker(name: &'static str) -> Outcome {
     let lines = parse(&std::fs::read_to_string(path(name)).map_err(text)?)?;
     let command = Command::this_executable().env(ROLE, "serve");
-    let by_hand = Worker::builder().greet(command).map_err(text)?.prove_by_hand().map_err(text)?;
+    let by_hand = Worker::builder()
+        .ladder(rungs())
+        .greet(command)
+        .map_err(text)?
+        .prove_by_hand()
+        .map_err(text)?;
     settle(by_hand.link());
     let outcome = play(by_hand.link(), &lines, true, false);
     by_hand.link().close();
@@ -196,7 +212,7 @@ fn worker(name: &'static str) -> Outcome {
 }
 
 fn serve() -> ExitCode {
-    let Ok(Some(channel)) = Channel::from_env() else {
+    let Ok(Some(channel)) = Channel::from_env_with(&rungs(), None) else {
         return ExitCode::from(90);
     };
     let Ok(_taken) = take_from_the_pool() else {
@@ -216,7 +232,7 @@ fn played(name: &str) -> Outcome {
         let socket = io::stdin().as_fd().try_clone_to_owned().map_err(text)?;
         return play(&Link::over(socket), &lines, false, true);
     }
-    let unproven = Channel::greet_from_env(&Ladder::standard(), None).map_err(text)?;
+    let unproven = Channel::greet_from_env(&rungs(), None).map_err(text)?;
     let by_hand = unproven.ok_or("no host")?.prove_by_hand().map_err(text)?;
     settle(by_hand.link());
     play(by_hand.link(), &lines, false, false)

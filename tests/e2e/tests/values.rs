@@ -330,7 +330,8 @@ fn structs_are_arguments_and_answers() -> Outcome {
     check(leg("$.named.when")?.rung == RungId::NUMPY, "when")?;
     let weights = leg("$.weights")?;
     check(weights.rung == RungId::PICKLE && weights.over == Some(RungId::SHM), weights)?;
-    check(weights.declined.len() == 2, &weights.declined)?;
+    let hosts = weights.declined.iter().filter(|(rung, _)| !rung.as_str().starts_with("cuda"));
+    check(hosts.count() == 2, &weights.declined)?;
     check(leg("$.radius")?.rung == RungId::INLINE, "radius")?;
     // What is borrowed goes without a copy too.
     #[derive(Serialize)]
