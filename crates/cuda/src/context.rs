@@ -98,6 +98,18 @@ impl Context {
         Ok(Stream::within(self, raw))
     }
 
+    /// Waits, on this thread, until everything that was enqueued on the device is done.
+    ///
+    /// # Errors
+    ///
+    /// What the driver answers: also what went wrong with work that was enqueued before.
+    pub fn synchronize(&self) -> Result<(), Refusal> {
+        let entered = self.enter()?;
+        // SAFETY: C1, with this context current.
+        let code = unsafe { (entered.driver().functions.cuCtxSynchronize)() };
+        entered.check("cuCtxSynchronize", code)
+    }
+
     /// Makes it current for this thread, until the guard is dropped.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Refusal> {
         if self.driver.is_inherited() {
@@ -118,8 +130,11 @@ impl Drop for Context {
             crate::stream::destroy(&entered, *stream);
         }
         drop(entered);
-        // SAFETY: C1, C2: retained once by `of`. What it answers changes nothing any more.
-        unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.ordinal) };
+        // SAFETY: C1, C2: retained once by `of`.
+        let code = unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.ordinal) };
+        if let Err(failed) = self.driver.check("cuDevicePrimaryCtxRelease_v2", code) {
+            tracing::warn!("not given back: {failed}");
+        }
     }
 }
 
@@ -138,6 +153,13 @@ impl Entered<'_> {
 
     pub(crate) fn check(&self, call: &'static str, code: u32) -> Result<(), Refusal> {
         Ok(self.context.driver.check(call, code)?)
+    }
+
+    /// Something was given back: a drop has nobody to tell that it was not, but it is said.
+    pub(crate) fn gave_back(&self, call: &'static str, code: u32) {
+        if let Err(refusal) = self.check(call, code) {
+            tracing::warn!("not given back: {refusal}");
+        }
     }
 }
 

@@ -65,6 +65,7 @@ impl Drop for Registered {
         // C3.
         let Ok(entered) = self.context.enter() else { return };
         // SAFETY: C1, C2: registered once, unregistered once.
-        unsafe { (entered.driver().functions.cuMemHostUnregister)(self.address.0) };
+        let code = unsafe { (entered.driver().functions.cuMemHostUnregister)(self.address.0) };
+        entered.gave_back("cuMemHostUnregister", code);
     }
 }

@@ -56,7 +56,10 @@ impl MemHandle {
         };
         entered.check("cuIpcOpenMemHandle_v2", code)?;
         let owner = Opened { context: Arc::clone(context), address };
-        let (_, len) = Buffer::bounds(&entered, address)?;
+        // The driver may have put it into a larger block: what counts is from its own start on.
+        let (base, size) = Buffer::bounds(&entered, address)?;
+        let before = address.checked_sub(base).and_then(|before| usize::try_from(before).ok());
+        let len = before.and_then(|before| size.checked_sub(before)).ok_or(Reason::OutOfBounds)?;
         Ok(Buffer::kept(context, address, len, Arc::new(owner)))
     }
 }
@@ -74,7 +77,8 @@ impl Drop for Opened {
         // C3.
         let Ok(entered) = self.context.enter() else { return };
         // SAFETY: C1, C2: opened once, closed once; the driver counts where it was opened more often.
-        unsafe { (entered.driver().functions.cuIpcCloseMemHandle)(self.address) };
+        let code = unsafe { (entered.driver().functions.cuIpcCloseMemHandle)(self.address) };
+        entered.gave_back("cuIpcCloseMemHandle", code);
     }
 }
 
@@ -225,7 +229,11 @@ impl Shareable {
             return Err(Refusal::new(Reason::Driver, "no descriptor came"));
         }
         // SAFETY: the driver made it for the caller, who alone has it and closes it.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        // Not for programs that are started meanwhile.
+        rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
+            .map_err(|errno| Refusal::new(Reason::System, errno.to_string()))?;
+        Ok(descriptor)
     }
 
     /// Maps what another process's descriptor stands for: `len` bytes, as that process says.
@@ -289,14 +297,23 @@ impl Drop for Shareable {
         let Ok(entered) = self.context.enter() else { return };
         let functions = &entered.driver().functions;
         if self.mapped {
-            // SAFETY: C1, C2: the whole of what was mapped, once. The driver waits for work on it.
-            unsafe { (functions.cuMemUnmap)(self.address, self.len) };
+            // C4: unmapping waits for nothing by itself, and whatever is under way would run into nothing.
+            if let Err(refusal) = self.context.synchronize() {
+                tracing::warn!(
+                    "work on a device failed before memory of it was given back: {refusal}"
+                );
+            }
+            // SAFETY: C1, C2: the whole of what was mapped, once.
+            let code = unsafe { (functions.cuMemUnmap)(self.address, self.len) };
+            entered.gave_back("cuMemUnmap", code);
         }
         if self.address != 0 {
             // SAFETY: C1, C2: the whole of what was reserved, once.
-            unsafe { (functions.cuMemAddressFree)(self.address, self.len) };
+            let code = unsafe { (functions.cuMemAddressFree)(self.address, self.len) };
+            entered.gave_back("cuMemAddressFree", code);
         }
         // SAFETY: C1, C2: taken over once, released once.
-        unsafe { (functions.cuMemRelease)(self.handle) };
+        let code = unsafe { (functions.cuMemRelease)(self.handle) };
+        entered.gave_back("cuMemRelease", code);
     }
 }

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
     CUdeviceptr, CUmemAttach_flags as attach, CUmemorytype as memory_type,
@@ -40,12 +40,30 @@ pub(crate) trait Keeps: Any + Send + Sync {
     fn shareable(&self) -> Option<&Shareable> {
         None
     }
+
+    /// Work was enqueued on it there, which comes before its end.
+    fn used_on(&self, _stream: &Stream) {}
 }
 
 /// Anything that keeps memory of its own.
-struct Foreign<O>(O);
+struct Foreign<O> {
+    context: Arc<Context>,
+    owner: Option<O>,
+}
 
 impl<O: Any + Send + Sync> Keeps for Foreign<O> {}
+
+impl<O> Drop for Foreign<O> {
+    fn drop(&mut self) {
+        let owner = self.owner.take();
+        match self.context.enter() {
+            // It may call the driver, and counts on a context.
+            Ok(_entered) => drop(owner),
+            // C3: nor may it in a fork.
+            Err(_) => std::mem::forget(owner),
+        }
+    }
+}
 
 /// An allocation of one of the driver's allocators.
 struct Allocation {
@@ -53,21 +71,41 @@ struct Allocation {
     address: CUdeviceptr,
     /// Where it was allocated in a stream's order, and is freed so.
     stream: Option<Stream>,
+    /// Other streams that it was used on (C4).
+    used: Mutex<Vec<Stream>>,
 }
 
-impl Keeps for Allocation {}
+impl Keeps for Allocation {
+    fn used_on(&self, stream: &Stream) {
+        // What is not freed in a stream's order waits for everything.
+        let Some(own) = &self.stream else { return };
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if !own.is(stream) && !used.iter().any(|known| known.is(stream)) {
+            used.push(stream.clone());
+        }
+    }
+}
 
 impl Drop for Allocation {
     fn drop(&mut self) {
         // C3.
         let Ok(entered) = self.context.enter() else { return };
         let functions = &entered.driver().functions;
-        match &self.stream {
+        let (call, code) = match &self.stream {
             // SAFETY: C1, C2: allocated once, freed once. `cuMemFree` waits for all work that is under way.
-            None => unsafe { (functions.cuMemFree_v2)(self.address) },
-            // SAFETY: C1, C2: likewise, after what is enqueued on its stream.
-            Some(stream) => unsafe { (functions.cuMemFreeAsync)(self.address, stream.raw()) },
+            None => ("cuMemFree_v2", unsafe { (functions.cuMemFree_v2)(self.address) }),
+            Some(stream) => {
+                for used in self.used.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+                    if let Err(refusal) = stream.after(&used).or_else(|_| used.synchronize()) {
+                        tracing::warn!("memory is freed after work that failed: {refusal}");
+                    }
+                }
+                // SAFETY: C1, C2: likewise, after what is enqueued on its stream, which is after all other work on it.
+                let code = unsafe { (functions.cuMemFreeAsync)(self.address, stream.raw()) };
+                ("cuMemFreeAsync", code)
+            }
         };
+        entered.gave_back(call, code);
     }
 }
 
@@ -141,7 +179,8 @@ impl Buffer {
         let code = allocate(&entered, &mut address);
         entered.check(call, code)?;
         let stream = stream.cloned();
-        let owner = Allocation { context: Arc::clone(context), address, stream };
+        let owner =
+            Allocation { context: Arc::clone(context), address, stream, used: Mutex::default() };
         Ok(Self::kept(context, address, len, Arc::new(owner)))
     }
 
@@ -212,7 +251,8 @@ impl Buffer {
         len: usize,
         owner: impl Any + Send + Sync,
     ) -> Self {
-        Self::kept(context, address, len, Arc::new(Foreign(owner)))
+        let owner = Foreign { context: Arc::clone(context), owner: Some(owner) };
+        Self::kept(context, address, len, Arc::new(owner))
     }
 
     /// Bytes.
@@ -253,6 +293,11 @@ impl Buffer {
     /// What the driver answers.
     pub fn attributes(&self) -> Result<Attributes, Refusal> {
         attributes(&self.context.enter()?, self.address)
+    }
+
+    /// Work was enqueued on it, on a stream that this crate did not see it on: it comes before its end.
+    pub fn used_on(&self, stream: &Stream) {
+        self.owner.used_on(stream);
     }
 
     /// A range of it, which keeps the whole.
@@ -349,6 +394,8 @@ impl Buffer {
             return Ok(());
         }
         let entered = self.context.enter()?;
+        self.used_on(stream);
+        from.used_on(stream);
         let functions = &entered.driver().functions;
         // SAFETY: C1; C4: two buffers whose allocators wait for, or order themselves after, what is enqueued.
         let code =
@@ -363,11 +410,31 @@ impl Buffer {
     /// What the driver answers.
     pub fn fill(&self, byte: u8, stream: &Stream) -> Result<(), Refusal> {
         let entered = self.context.enter()?;
+        self.used_on(stream);
         let functions = &entered.driver().functions;
         // SAFETY: C1; C4: this buffer, whose allocator waits for what is enqueued.
         let code =
             unsafe { (functions.cuMemsetD8Async)(self.address, byte, self.len, stream.raw()) };
         entered.check("cuMemsetD8Async", code)
+    }
+
+    /// Memory that peers can be shown as it is: shareable where the device has such, else plain.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::plain`].
+    pub fn for_peers(context: &Arc<Context>, len: usize) -> Result<Self, Refusal> {
+        let info = crate::driver()?.device(context.device())?;
+        if info.can().share_descriptors {
+            return Self::shareable(context, len);
+        }
+        // Alone in what a handle stands for.
+        let whole = len.checked_next_multiple_of(2 << 20).ok_or(Reason::NoMemory)?;
+        let buffer = Self::plain(context, whole)?;
+        let stream = context.stream()?;
+        buffer.fill(0, &stream)?;
+        stream.synchronize()?;
+        Ok(buffer)
     }
 
     /// The bounds of the allocation that an address lies in, as the driver knows them.

@@ -1,10 +1,12 @@
 //! `cudarc`'s slices in, and views of this crate's buffers as `cudarc`'s slices out.
 #![expect(unsafe_code, reason = "handles that two libraries share")]
 
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use bytemuck::AnyBitPattern;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr};
 use rung::{Device, Reason, Refusal};
 
@@ -20,6 +22,9 @@ fn device_of(stream: &CudaStream) -> Result<Device, Refusal> {
     Ok(known.ok_or(Reason::DeviceUnknown)?.device())
 }
 
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+
 impl Stream {
     /// A stream of `cudarc`'s; both libraries use the primary context.
     ///
@@ -28,6 +33,13 @@ impl Stream {
     /// As [`Context::of`], and [`Reason::Driver`] where `cudarc` made a context of its own.
     pub fn of_cudarc(stream: &Arc<CudaStream>) -> Result<Self, Refusal> {
         let context = Context::of(device_of(stream)?)?;
+        if stream.cu_stream() as usize == PER_THREAD {
+            // Another stream on each thread: whoever asks whether it is done asks about its own.
+            return Err(Refusal::new(
+                Reason::Driver,
+                "the per-thread stream orders nothing for others",
+            ));
+        }
         if !context.is(stream.context().cu_ctx()) {
             return Err(Refusal::new(Reason::Driver, "not a stream of the primary context"));
         }
@@ -64,10 +76,10 @@ impl Buffer {
     ///
     /// [`Reason::ShapeMismatch`] where the bytes are no whole number of elements, [`Reason::Misaligned`], and
     /// [`Reason::DeviceUnknown`] where the stream is another device's.
-    pub fn as_slice<T: DeviceRepr>(
+    pub fn as_slice<T: DeviceRepr + AnyBitPattern>(
         &self,
         stream: &Arc<CudaStream>,
-    ) -> Result<SliceView<T>, Refusal> {
+    ) -> Result<SliceView<'_, T>, Refusal> {
         if device_of(stream)? != self.device() {
             return Err(Refusal::new(Reason::DeviceUnknown, "the stream is another device's"));
         }
@@ -81,18 +93,19 @@ impl Buffer {
         }
         // SAFETY: memory of this many elements, which `SliceView` keeps, and which it never lets the slice free.
         let slice = unsafe { stream.upgrade_device_ptr::<T>(self.address(), self.len() / size) };
-        Ok(SliceView { slice: ManuallyDrop::new(slice), _buffer: self.clone() })
+        self.used_on(&Stream::of_cudarc(stream)?);
+        Ok(SliceView { slice: ManuallyDrop::new(slice), _buffer: PhantomData })
     }
 }
 
 /// A [`Buffer`] as `cudarc` sees it: a shared reference to a slice, and nothing that could free or write it.
 #[derive(Debug)]
-pub struct SliceView<T> {
+pub struct SliceView<'a, T> {
     slice: ManuallyDrop<CudaSlice<T>>,
-    _buffer: Buffer,
+    _buffer: PhantomData<&'a Buffer>,
 }
 
-impl<T> Deref for SliceView<T> {
+impl<T> Deref for SliceView<'_, T> {
     type Target = CudaSlice<T>;
 
     fn deref(&self) -> &CudaSlice<T> {
@@ -100,7 +113,7 @@ impl<T> Deref for SliceView<T> {
     }
 }
 
-impl<T> Drop for SliceView<T> {
+impl<T> Drop for SliceView<'_, T> {
     fn drop(&mut self) {
         // SAFETY: taken once, here; the view is not used after.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };

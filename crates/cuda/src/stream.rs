@@ -69,7 +69,8 @@ pub(crate) fn create(entered: &Entered<'_>) -> Result<Raw, Refusal> {
 /// Destroys what [`create`] made; what was enqueued still runs.
 pub(crate) fn destroy(entered: &Entered<'_>, raw: Raw) {
     // SAFETY: C1, C2: the owner's last use of it.
-    unsafe { (entered.driver().functions.cuStreamDestroy_v2)(raw.0) };
+    let code = unsafe { (entered.driver().functions.cuStreamDestroy_v2)(raw.0) };
+    entered.gave_back("cuStreamDestroy_v2", code);
 }
 
 impl Stream {
@@ -107,6 +108,12 @@ impl Stream {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Self {
         Self { context: Arc::clone(context), raw: Raw(raw), _owner: Some(owner) }
+    }
+
+    /// Whether both are one stream.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        self.raw == other.raw && self.device() == other.device()
     }
 
     /// Its context.
@@ -172,7 +179,7 @@ impl Stream {
     ///
     /// What the driver answers.
     pub fn after(&self, other: &Self) -> Result<(), Refusal> {
-        if self.raw == other.raw && self.device() == other.device() {
+        if self.is(other) {
             return Ok(());
         }
         let event = Event::local(&other.context)?;
@@ -342,6 +349,7 @@ impl Drop for Event {
         // C3.
         let Ok(entered) = self.context.enter() else { return };
         // SAFETY: C1, C2: made once, destroyed once. What still waits for it is not disturbed.
-        unsafe { (entered.driver().functions.cuEventDestroy_v2)(self.raw) };
+        let code = unsafe { (entered.driver().functions.cuEventDestroy_v2)(self.raw) };
+        entered.gave_back("cuEventDestroy_v2", code);
     }
 }

@@ -153,7 +153,8 @@ impl Core {
         let Value::Map(argument) = argument else { return Err(wanted("a map")) };
         let value = argument.into_iter().find(|(key, _)| key.as_str() == Some("v"));
         let (_, value) = value.ok_or_else(|| wanted("v"))?;
-        let digest = digest::answer(&value)?;
+        let digest = digest::answer(&value)
+            .map_err(|why| Failure::new(why.reason().code(), why.to_string()))?;
         // What has no leg of its own is a part of what stayed in the JSON.
         let leaves = value.as_map().map(Map::iter).into_iter().flatten().map(|(key, _)| {
             let name = key.as_str().unwrap_or_default();

@@ -26,9 +26,12 @@ pub(crate) struct Block {
     pub(crate) order: Stream,
     /// What a canary has to find in it, where it is one: told without a look at the device.
     pub(crate) contents: Option<(Arc<[u8]>, Buffer)>,
+    born_for_peers: bool,
     legacy: OnceLock<Result<Legacy, Refusal>>,
     /// Whether somebody may look at it for ever, so that it must not be written again.
     spoiled: AtomicBool,
+    /// Whether a peer lent it on: there are others who may have it mapped when that peer is gone.
+    lent_on: AtomicBool,
     watchers: Mutex<Vec<Weak<Session>>>,
 }
 
@@ -50,10 +53,21 @@ impl Block {
             buffer,
             order,
             contents: None,
+            born_for_peers: false,
             legacy: OnceLock::new(),
             spoiled: AtomicBool::new(false),
+            lent_on: AtomicBool::new(false),
             watchers: Mutex::default(),
         }
+    }
+
+    /// As one that this crate allocated, and may hand out again.
+    pub(crate) fn born_for_peers(self) -> Self {
+        Self { born_for_peers: true, ..self }
+    }
+
+    pub(crate) fn is_born_for_peers(&self) -> bool {
+        self.born_for_peers
     }
 
     /// As a canary, whose contents come from another buffer in time.
@@ -74,6 +88,21 @@ impl Block {
     /// Somebody may.
     pub(crate) fn spoil(&self) {
         self.spoiled.store(true, Ordering::Release);
+    }
+
+    /// A peer lent it on.
+    pub(crate) fn note_lent_on(&self) {
+        self.lent_on.store(true, Ordering::Release);
+        self.spoil();
+    }
+
+    pub(crate) fn was_lent_on(&self) -> bool {
+        self.lent_on.load(Ordering::Acquire)
+    }
+
+    /// Whether a peer who sees all of its allocation sees nothing but it: the driver shares memory in pieces of 2 MiB.
+    pub(crate) fn is_alone(&self, legacy: &Legacy) -> bool {
+        self.buffer.len() == legacy.size && legacy.size.is_multiple_of(2 << 20)
     }
 
     /// A session wants to hear when its users have let go.
@@ -120,25 +149,48 @@ pub(crate) struct Hold {
     pub(crate) block: Arc<Block>,
 }
 
-/// Blocks that are lent out, by serial: known again when they come back.
-static OWN: LazyLock<Mutex<HashMap<u64, Weak<Hold>>>> = LazyLock::new(Mutex::default);
+/// What is lent to a peer in this very process, by a secret of the lease: whoever has that was lent it. A peer elsewhere
+/// that says it is here gets to name what it was lent, and no more.
+static HERE: LazyLock<Mutex<HashMap<u128, Weak<Hold>>>> = LazyLock::new(Mutex::default);
+
+/// A block that is lent to a peer in this process, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Token(u128);
+
+impl Token {
+    pub(crate) fn new(hold: &Arc<Hold>) -> Result<Self, Refusal> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| Refusal::new(Reason::System, error.to_string()))?;
+        let token = u128::from_le_bytes(bytes);
+        lock(&HERE).insert(token, Arc::downgrade(hold));
+        Ok(Self(token))
+    }
+
+    pub(crate) fn wire(&self) -> String {
+        format!("{:032x}", self.0)
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        lock(&HERE).remove(&self.0);
+    }
+}
 
 impl Hold {
     pub(crate) fn new(block: Block) -> Arc<Self> {
-        let hold = Arc::new(Self { block: Arc::new(block) });
-        lock(&OWN).insert(hold.block.serial, Arc::downgrade(&hold));
-        hold
+        Arc::new(Self { block: Arc::new(block) })
     }
 
-    /// One of this process's.
-    pub(crate) fn find(serial: u64) -> Option<Arc<Self>> {
-        lock(&OWN).get(&serial)?.upgrade()
+    /// One that is lent here.
+    pub(crate) fn of_token(wire: &str) -> Option<Arc<Self>> {
+        lock(&HERE).get(&u128::from_str_radix(wire, 16).ok()?)?.upgrade()
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        lock(&OWN).remove(&self.block.serial);
         for session in watchers(&self.block.watchers) {
             session.retire(self.block.serial);
         }

@@ -10,7 +10,7 @@ use rung::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::block::{Block, Hold};
+use crate::block::{Block, Hold, Token};
 use crate::events::{EventWire, Ours, from_text, to_text};
 use crate::import::Source;
 use crate::memory::{self, CudaMemory, Lease};
@@ -64,6 +64,9 @@ struct ParcelMeta {
     /// The receiver's own, come back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     r: bool,
+    /// A secret of the lease, between two ends in one process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    t: Option<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
@@ -74,13 +77,14 @@ fn is_zero(number: &usize) -> bool {
 /// What is lent, whoever's it is.
 struct Lending {
     number: Key,
+    /// The receiver's own number for it, where it goes back.
+    returned: Option<Key>,
     serial: u64,
     device: Device,
     size: usize,
     offset: usize,
     once: bool,
     forwarded: bool,
-    returned: bool,
     copies: u8,
     ready: Option<Ours>,
     /// A ready-event that is not this side's own.
@@ -107,18 +111,23 @@ impl CudaCarrier {
     }
 
     /// Ours, as it is.
-    fn own(&self, hold: &Arc<Hold>, offset: usize) -> Result<(Lending, Source), Refusal> {
+    fn own(&self, hold: &Arc<Hold>, offset: usize) -> Result<Lending, Refusal> {
         let block = &hold.block;
-        let (number, size, from, source) = match self.kind {
+        let (number, size, from) = match self.kind {
             Kind::Legacy => {
                 let legacy = block.legacy()?;
-                (legacy.allocation, legacy.size, legacy.offset, Source::Legacy(legacy.handle))
+                if !self.session.is_trusted && !block.is_alone(&legacy) {
+                    // A handle stands for the whole block that the driver took it from.
+                    let what = "more than the tensor lies in what a handle shows";
+                    return Err(Refusal::new(Reason::PeerNotTrusted, what));
+                }
+                let number = self.session.number_of(legacy.allocation);
+                (number, legacy.size, legacy.offset)
             }
             Kind::Shareable => {
                 let shareable = block.buffer.as_shareable().ok_or(Reason::OtherAllocator)?;
                 let from = block.buffer.offset_in(shareable).ok_or(Reason::OutOfBounds)?;
-                let source = Source::Descriptor(shareable.descriptor()?);
-                (block.serial, shareable.len(), from, source)
+                (block.serial, shareable.len(), from)
             }
         };
         let ready = self.session.ready_event(&block.order)?;
@@ -130,61 +139,79 @@ impl CudaCarrier {
             offset: from + offset,
             once: false,
             forwarded: false,
-            returned: false,
+            returned: None,
             copies: 0,
             ready,
             their_ready: None,
             hold: Some(Arc::clone(hold)),
             staged: false,
         };
-        Ok((lending, source))
+        Ok(lending)
     }
 
     /// A peer's, as it is: the same allocation goes on, under a lease of this hop (L2).
-    fn forward(&self, lease: &Lease, offset: usize) -> Result<(Lending, Source), Refusal> {
+    fn forward(&self, lease: &Lease, offset: usize) -> Result<Lending, Refusal> {
         let import = lease.import()?;
         let is_back = std::ptr::eq(lease.session.as_ptr(), Arc::as_ptr(&self.session));
-        let returned = is_back;
+        if !is_back && let Some(session) = lease.session.upgrade() {
+            session.note_lent_on(lease.lease, lease.number);
+        }
         let lending = Lending {
-            number: if returned { lease.number } else { import.serial },
+            number: if is_back { 0 } else { import.serial },
+            returned: is_back.then_some(lease.number),
             serial: import.serial,
             device: import.device,
             size: import.size,
             offset,
             // Of memory that goes with its owner nothing may stay mapped when its owner hears that it came home.
-            once: returned || self.kind == Kind::Legacy,
+            once: self.kind == Kind::Legacy,
             forwarded: true,
-            returned,
             copies: 0,
             ready: None,
             their_ready: lease.ready.as_ref().map(EventWire::of_a_third),
             hold: None,
             staged: false,
         };
-        Ok((lending, import.source()?))
+        Ok(lending)
+    }
+
+    /// What it is mapped by.
+    fn source(&self, storage: &Storage, hold: Option<&Arc<Hold>>) -> Result<Source, Refusal> {
+        match (hold, self.kind) {
+            (Some(hold), Kind::Legacy) => Ok(Source::Legacy(hold.block.legacy()?.handle)),
+            (Some(hold), Kind::Shareable) => {
+                let shareable = hold.block.buffer.as_shareable().ok_or(Reason::OtherAllocator)?;
+                Ok(Source::Descriptor(shareable.descriptor()?))
+            }
+            (None, _) => match &CudaMemory::of(storage)?.source {
+                memory::Source::Theirs(lease) => lease.import()?.source(),
+                memory::Source::Own(..) => Err(Reason::OtherKind.into()),
+            },
+        }
     }
 
     /// Copied once, on the device.
-    fn staged(&self, memory: &CudaMemory) -> Result<(Lending, Source), Refusal> {
+    fn staged(&self, memory: &CudaMemory) -> Result<Lending, Refusal> {
         let hold = self.session.staging.take(memory.device(), memory.len)?;
         let order = hold.block.order.clone();
         {
             let used = memory.on(&order)?;
             hold.block.buffer.copy_from(used.buffer(), &order)?;
         }
-        let (lending, source) = self.own(&hold, 0)?;
-        Ok((Lending { copies: 1, staged: true, ..lending }, source))
+        Ok(Lending { copies: 1, staged: true, ..self.own(&hold, 0)? })
     }
 
-    fn lend(
-        &self,
-        storage: &Arc<Storage>,
-        lending: Lending,
-        source: Source,
-    ) -> Result<Packed, Refusal> {
+    fn lend(&self, storage: &Arc<Storage>, lending: Lending) -> Result<Packed, Refusal> {
         let lease = self.session.next_lease();
-        let place = self.place_of(lending.device)?;
         let Lending { number, serial, ready, hold, .. } = lending;
+        let ready_wire = match ready.as_ref().map(Ours::wire) {
+            None => lending.their_ready,
+            Some(Ok(wire)) => Some(wire),
+            Some(Err(refusal)) => {
+                ready.into_iter().for_each(|ready| self.session.give_back(ready));
+                return Err(refusal);
+            }
+        };
         if let Some(hold) = &hold
             && !self.session.is_trusted
             && !lending.staged
@@ -192,21 +219,24 @@ impl CudaCarrier {
             // Nobody can take the peer's mapping from it (L8).
             hold.block.spoil();
         }
-        let ready_wire = match &ready {
-            Some(ours) => Some(ours.wire()?),
-            None => lending.their_ready,
-        };
         let one_process = self.session.pair.is_one_process;
+        let token = match hold.as_ref().filter(|_| one_process) {
+            Some(hold) => Some(Token::new(hold)?),
+            None => None,
+        };
         let once = lending.once || one_process;
         let naming = self.session.lend(lease, (number, serial), once, hold.as_ref(), ready);
+        let t = token.as_ref().map(Token::wire);
         // From here on, what is not sent is taken back when this is dropped.
-        let owner = Lent {
+        let mut owner = Lent {
             storage: (!lending.staged).then(|| Arc::clone(storage)),
             hold,
             is_legacy: self.kind == Kind::Legacy,
             staged: lending.staged,
             lease,
             session: Arc::clone(&self.session),
+            _token: token,
+            packed: false,
         };
         match (&owner.hold, storage.memory_as::<CudaMemory>().map(|memory| &memory.source)) {
             (Some(hold), _) if naming.keep => {
@@ -215,39 +245,43 @@ impl CudaCarrier {
                 }
                 hold.block.watch(&self.session);
             }
-            (None, Some(memory::Source::Theirs(lease))) => lease.import()?.watch(&self.session),
+            (None, Some(memory::Source::Theirs(lease))) if lending.returned.is_none() => {
+                lease.import()?.watch(&self.session);
+            }
             _ => {}
         }
-        let with_source = naming.with_source && !lending.returned && !one_process;
+        let with_source = naming.with_source && !one_process;
+        let source =
+            if with_source { Some(self.source(storage, owner.hold.as_ref())?) } else { None };
         let (h, handles) = match source {
-            _ if !with_source => (None, Vec::new()),
-            Source::Legacy(handle) => (Some(to_text(&handle.0)), Vec::new()),
-            Source::Descriptor(descriptor) => (None, vec![descriptor]),
+            None => (None, Vec::new()),
+            Some(Source::Legacy(handle)) => (Some(to_text(&handle.0)), Vec::new()),
+            Some(Source::Descriptor(descriptor)) => (None, vec![descriptor]),
         };
-        let meta = ParcelMeta {
-            b: number,
-            x: (serial != number).then_some(serial),
-            d: place,
+        let meta = Meta::write(&ParcelMeta {
+            b: lending.returned.unwrap_or(number),
+            x: (serial != number && lending.returned.is_none()).then_some(serial),
+            d: self.place_of(lending.device)?,
             s: lending.size,
             o: lending.offset,
             h,
             e: ready_wire,
             k: naming.keep,
             f: lending.forwarded,
-            r: lending.returned,
-        };
-        let meta = Meta::write(&meta).inspect_err(|_| self.session.unlend(lease))?;
+            r: lending.returned.is_some(),
+            t,
+        })?;
         let (rung, bytes, copies) = (self.kind.id(), storage.len() as u64, lending.copies);
         let parcel = Parcel { rung, lease, bytes, copies, meta, handles };
+        owner.packed = true;
         Ok(Packed { parcel, owner: Box::new(owner) })
     }
 
     /// The memory of this process that a parcel brings back.
     fn returned(&self, meta: &ParcelMeta, len: usize) -> Result<CudaMemory, Fault> {
-        let out = if self.session.pair.is_one_process {
-            Hold::find(meta.x.unwrap_or(meta.b)).into_iter().collect()
-        } else {
-            self.session.own(meta.b)
+        let out = match &meta.t {
+            Some(token) => Hold::of_token(token).into_iter().collect(),
+            None => self.session.own(meta.b),
         };
         // Several blocks may lie in one allocation.
         let found = out.into_iter().find_map(|hold| {
@@ -325,24 +359,18 @@ impl CudaCarrier {
             // Sent again, it comes with all that it takes.
             drop(held);
             session.discard(key);
-            return Err(self.explain(fault));
+            return Err(fault);
         }
         Ok(CudaMemory { source: memory::Source::Theirs(held), offset: meta.o, len })
     }
 
-    /// What is likely behind a driver's refusal, for a person.
-    fn explain(&self, fault: Fault) -> Fault {
-        let hint = fault.reason() == Reason::Driver
-            && self.kind == Kind::Legacy
-            && !self.session.pair.is_one_namespace;
-        if hint {
-            let detail = format!(
-                "{}; the processes are in different pid namespaces, where such handles mean nothing",
-                fault.detail()
-            );
-            return Fault::new(Reason::Namespace, detail);
-        }
-        fault
+    /// Whether a block can be shown to the peer as it is: a stranger sees all of its allocation.
+    fn goes_as_it_is(&self, hold: &Hold) -> bool {
+        let buffer = &hold.block.buffer;
+        buffer.as_shareable().is_some_and(|shareable| {
+            let is_whole = || shareable.len() - buffer.len().min(shareable.len()) < (2 << 20);
+            self.session.is_trusted || (is_whole() && buffer.offset_in(shareable) == Some(0))
+        })
     }
 }
 
@@ -356,7 +384,8 @@ impl Carrier for CudaCarrier {
         let mut contents = vec![0; len];
         fill(&mut contents);
         let buffer = match self.kind {
-            Kind::Legacy => Buffer::plain(&context, len)?,
+            // Alone in what its handle shows.
+            Kind::Legacy => Buffer::plain(&context, len.next_multiple_of(2 << 20))?,
             Kind::Shareable => Buffer::shareable(&context, len)?,
         };
         // Written by work that has yet to run when it is sent: whoever waits for nothing reads something else.
@@ -380,10 +409,12 @@ impl Carrier for CudaCarrier {
             return Err(Refusal::new(Reason::OtherKind, "memory of the host"));
         }
         let memory = CudaMemory::of(storage)?;
-        let (lending, source) = match (&memory.source, self.kind) {
+        // Before anything is set up for it.
+        self.place_of(memory.device())?;
+        let lending = match (&memory.source, self.kind) {
             (memory::Source::Own(hold, _), Kind::Legacy) => self.own(hold, memory.offset)?,
             (memory::Source::Own(hold, _), Kind::Shareable) => {
-                if hold.block.buffer.as_shareable().is_some() {
+                if self.goes_as_it_is(hold) {
                     self.own(hold, memory.offset)?
                 } else {
                     self.staged(memory)?
@@ -403,7 +434,7 @@ impl Carrier for CudaCarrier {
                 }
             }
         };
-        self.lend(storage, lending, source)
+        self.lend(storage, lending)
     }
 
     fn import(&self, parcel: Parcel) -> Result<Storage, Fault> {
@@ -425,7 +456,7 @@ impl Carrier for CudaCarrier {
         if !pair.mine.iter().any(|(mine, _)| *mine == device) {
             return Err(Fault::new(Reason::DeviceUnknown, device.to_string()));
         }
-        let memory = if meta.r || pair.is_one_process {
+        let memory = if meta.r || meta.t.is_some() {
             self.returned(&meta, len)?
         } else {
             let source = self.source_of(&meta, handles)?;
@@ -488,12 +519,28 @@ struct Lent {
     staged: bool,
     lease: LeaseId,
     session: Arc<Session>,
+    _token: Option<Token>,
+    /// Whether a parcel was made for it: without one nobody was lent anything.
+    packed: bool,
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
+        if !self.packed {
+            self.session.unlend(self.lease);
+            if let Some(hold) = self.hold.take().filter(|_| self.staged) {
+                self.session.staging.give(hold);
+            }
+            return;
+        }
         let lookers = self.session.end(self.lease);
-        if lookers == Lookers::Somebody && self.is_legacy {
+        let lent_on = self.hold.as_ref().is_some_and(|hold| hold.block.was_lent_on());
+        let may_be_mapped = match lookers {
+            Lookers::Nobody => false,
+            Lookers::Heirs => lent_on,
+            Lookers::Somebody => true,
+        };
+        if may_be_mapped && self.is_legacy {
             // Freeing what somebody may have mapped is undefined behaviour of the driver's: it stays for good.
             std::mem::forget(self.storage.take());
             if let Some(hold) = &self.hold {

@@ -46,7 +46,10 @@ pub(crate) fn from_text(text: &str) -> Result<[u8; 64], Fault> {
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     free: HashMap<Device, Vec<Ours>>,
-    made: u64,
+    /// There are so many.
+    made: usize,
+    /// The last number: none is ever used twice, since the other side keeps what it opened.
+    last: u64,
 }
 
 impl Pool {
@@ -55,11 +58,24 @@ impl Pool {
         if let Some(free) = self.free.get_mut(&device).and_then(Vec::pop) {
             return Some(Ok(free));
         }
-        if self.made >= EVENTS as u64 {
+        if self.made >= EVENTS {
             return None;
         }
         self.made += 1;
-        Some(Err(self.made))
+        self.last += 1;
+        Some(Err(self.last))
+    }
+
+    /// Nothing is lent any more: those behind which nothing is left go, and with them what they hold.
+    pub(crate) fn shrink(&mut self) -> Vec<Ours> {
+        let (done, left): (Vec<Ours>, Vec<Ours>) = self
+            .free
+            .drain()
+            .flat_map(|(_, free)| free)
+            .partition(|ours| ours.event.is_done().unwrap_or(false));
+        self.made -= done.len();
+        left.into_iter().for_each(|ours| self.give(ours));
+        done
     }
 
     /// It is not needed any more: what it is recorded behind next is another matter.
@@ -87,9 +103,16 @@ impl Theirs {
 
     /// Keeps one that was opened; no more than the other side says it makes.
     pub(crate) fn keep(&mut self, number: u64, event: &Arc<Event>) {
-        if self.known.len() < EVENTS {
-            self.known.insert(number, Arc::clone(event));
+        if self.known.len() >= EVENTS {
+            // Those that are gone there are among them; what is needed again is opened again.
+            self.known.clear();
         }
+        self.known.insert(number, Arc::clone(event));
+    }
+
+    /// Nothing of the other side's is kept any more.
+    pub(crate) fn forget(&mut self) -> HashMap<u64, Arc<Event>> {
+        std::mem::take(&mut self.known)
     }
 }
 

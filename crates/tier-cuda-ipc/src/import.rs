@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cuda::ipc::Shareable;
 use cuda::{Buffer, Context, MemHandle, Stream};
@@ -27,8 +27,12 @@ pub(crate) struct Import {
     pub(crate) device: Device,
     /// Bytes of the whole allocation, as its owner says; held to what the driver says when it is opened.
     pub(crate) size: usize,
+    /// Whether its owner's process numbers mean something here.
+    is_one_namespace: bool,
     /// Opened under its lock, and closed with the last who holds it: nobody does both at once.
     state: Mutex<State>,
+    /// For copies to the host: its own, so that an owner who is never done holds up nobody else's.
+    reads: OnceLock<Stream>,
     /// What still has to run before it is closed.
     streams: Mutex<Vec<Stream>>,
     owner_gone: AtomicBool,
@@ -42,12 +46,19 @@ struct State {
 }
 
 impl Import {
-    pub(crate) fn new(device: Device, size: usize, source: Source) -> Arc<Self> {
+    pub(crate) fn new(
+        device: Device,
+        size: usize,
+        source: Source,
+        is_one_namespace: bool,
+    ) -> Arc<Self> {
         Arc::new(Self {
             serial: serial(),
             device,
             size,
+            is_one_namespace,
             state: Mutex::new(State { source, open: None }),
+            reads: OnceLock::new(),
             streams: Mutex::default(),
             owner_gone: AtomicBool::new(false),
             watchers: Mutex::default(),
@@ -65,18 +76,37 @@ impl Import {
         }
         let context = Context::of(self.device)?;
         let opened = match &state.source {
-            Source::Legacy(handle) => handle.open(&context)?,
+            Source::Legacy(handle) => handle.open(&context).map_err(|why| self.explain(why))?,
             Source::Descriptor(descriptor) => {
                 let copy = descriptor.try_clone().map_err(system)?;
                 Shareable::import(&context, copy, self.size)?
             }
         };
-        if opened.len() != self.size {
+        if opened.len() < self.size {
             let detail = format!("{} bytes declared, {} there", self.size, opened.len());
             return Err(Fault::new(Reason::WrongSize, detail));
         }
+        // What the driver maps beside it is nobody's business.
+        let opened = opened.part(0..self.size)?;
         state.open = Some(opened.clone());
         Ok(opened)
+    }
+
+    /// What is likely behind a driver's refusal, for a person.
+    fn explain(&self, why: Refusal) -> Refusal {
+        if why.reason() == Reason::Driver && !self.is_one_namespace {
+            return Refusal::new(Reason::Namespace, why.detail());
+        }
+        why
+    }
+
+    /// A stream for copies to the host.
+    pub(crate) fn reads(&self) -> Result<Stream, Fault> {
+        if let Some(stream) = self.reads.get() {
+            return Ok(stream.clone());
+        }
+        let stream = Stream::new(self.open()?.context())?;
+        Ok(self.reads.get_or_init(|| stream).clone())
     }
 
     /// Something that goes on to another process: the owner's own handle, or a descriptor.
@@ -100,9 +130,13 @@ impl Import {
     /// Work was enqueued on it there.
     pub(crate) fn used_on(&self, stream: &Stream) {
         let mut streams = lock(&self.streams);
-        if !streams.iter().any(|known| known.raw() == stream.raw()) {
-            streams.push(stream.clone());
+        if streams.iter().any(|known| known.is(stream)) {
+            return;
         }
+        if streams.len() >= 8 {
+            streams.retain(|known| !known.is_done().unwrap_or(false));
+        }
+        streams.push(stream.clone());
     }
 
     /// Its owner is gone for sure, and a memory of the older kind with it: an error from now on, not a stale read.

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use cuda::{Buffer, Context, Event, Stream};
+use bytemuck::AnyBitPattern;
+use cuda::{Buffer, Context, Event, SliceView, Stream};
+use cudarc::driver::{CudaStream, DeviceRepr};
 use rung::{Device, Fault, LeaseId, Memory, Reason, Refusal, Storage};
 
 use crate::block::Hold;
@@ -121,7 +123,7 @@ impl CudaMemory {
                 lease.order(stream)?;
                 lease.import()?.used_on(stream);
                 let mut used = lock(&lease.used);
-                if !used.iter().any(|known| known.raw() == stream.raw()) {
+                if !used.iter().any(|known| known.is(stream)) {
                     used.push(stream.clone());
                 }
             }
@@ -145,10 +147,27 @@ impl Use<'_> {
         self.buffer.address()
     }
 
-    /// The memory; to be read.
-    #[must_use]
-    pub fn buffer(&self) -> &Buffer {
+    /// The memory; not handed out, since whoever kept it would have it mapped after it was given back.
+    pub(crate) fn buffer(&self) -> &Buffer {
         &self.buffer
+    }
+
+    /// The elements as a slice of `cudarc`'s, for its functions; to be read, and by work on this very stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`cuda::Buffer::as_slice`], and [`Reason::DeviceUnknown`] for another stream than [this one](Self::stream).
+    pub fn as_slice<T: DeviceRepr + AnyBitPattern>(
+        &self,
+        stream: &Arc<CudaStream>,
+    ) -> Result<SliceView<'_, T>, Refusal> {
+        if !Stream::of_cudarc(stream)?.is(&self.stream) {
+            return Err(Refusal::new(
+                Reason::DeviceUnknown,
+                "another stream than it was asked for",
+            ));
+        }
+        self.buffer.as_slice(stream)
     }
 
     /// The stream that it may be read on.
@@ -202,7 +221,7 @@ impl Memory for CudaMemory {
         }
         let stream = match &self.source {
             Source::Own(hold, _) => hold.block.order.clone(),
-            Source::Theirs(lease) => lease.import()?.open()?.context().stream()?,
+            Source::Theirs(lease) => lease.import()?.reads()?,
         };
         let used = self.on(&stream)?;
         used.buffer.read_at(offset, into, &stream)

@@ -41,7 +41,13 @@ struct Notice {
     /// Done-events of the peer's that are waited for, and may be used again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     w: Vec<u64>,
+    /// Numbers of the peer's allocations that were lent on from here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    l: Vec<Key>,
 }
+
+/// Things of one kind that wait to be said, at most: more is a peer that does not listen.
+const UNSAID: usize = 1 << 14;
 
 /// What a receipt says.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -53,6 +59,9 @@ pub(crate) struct ReceiptMeta {
     /// Its number said nothing there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     u: bool,
+    /// It was lent on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    l: bool,
 }
 
 /// Done-events of one receipt: as many streams as used one lease.
@@ -104,6 +113,8 @@ struct Exports {
     known: HashMap<Key, Known>,
     /// The number of each serial that the peer was told of.
     numbers: HashMap<u64, Key>,
+    /// The number of each allocation of the driver's: several blocks may lie in one.
+    allocations: HashMap<u64, Key>,
     /// What must not be freed before the peer has unmapped it.
     kept: HashMap<u64, Arc<Block>>,
     /// To be told.
@@ -143,6 +154,9 @@ struct Imports {
     flying: HashMap<u64, Ours>,
     finished: HashMap<LeaseId, Vec<Done>>,
     unknown: HashSet<LeaseId>,
+    /// Leases whose memory was lent on, and what is to be told of it at once.
+    lent_on: HashSet<LeaseId>,
+    lent_on_now: Vec<Key>,
     /// To be told: the peer's serials that are unmapped.
     closed: Vec<u64>,
 }
@@ -188,6 +202,10 @@ impl Session {
         let _ = self.wake.set(Wake(wake));
     }
 
+    pub(crate) fn give_back(&self, ready: Ours) {
+        lock(&self.exports).ready.give(ready);
+    }
+
     fn wake(&self) {
         if let Some(Wake(wake)) = self.wake.get() {
             wake();
@@ -197,6 +215,17 @@ impl Session {
 
 /// What is lent.
 impl Session {
+    /// The number of an allocation of the driver's, by the driver's own: never used twice, and never what anything else
+    /// has.
+    pub(crate) fn number_of(&self, allocation: u64) -> Key {
+        *lock(&self.exports).allocations.entry(allocation).or_insert_with(crate::block::serial)
+    }
+
+    /// Whether so much is kept for the peer already that more has to go without.
+    fn keeps_enough(exports: &Exports) -> bool {
+        exports.known.len() >= KEPT || exports.kept.len() >= KEPT
+    }
+
     /// A lease goes out, on an allocation with this number and serial.
     pub(crate) fn lend(
         &self,
@@ -210,6 +239,10 @@ impl Session {
         let out = Out { home: false, number, ready, hold: hold.cloned() };
         exports.out.insert(lease, out);
         let (with_source, keep) = (true, true);
+        if number == 0 {
+            // The peer's own, going back.
+            return Naming { with_source: false, keep: false };
+        }
         if hold.is_none() {
             // Not ours: should its owner go, the peer is told.
             exports.numbers.insert(serial, number);
@@ -219,7 +252,7 @@ impl Session {
             Some(Known::Held) => Naming { with_source: false, keep },
             Some(Known::Sending(_)) => Naming { with_source, keep },
             // Where the transport has no way to say that something is gone, the peer must not keep it.
-            None if exports.known.len() >= KEPT || self.wake.get().is_none() => {
+            None if Self::keeps_enough(&exports) || self.wake.get().is_none() => {
                 return Naming { with_source, keep: false };
             }
             None => {
@@ -313,10 +346,18 @@ impl Session {
         if let Some(hold) = &hold
             && let Err(fault) = self.wait_for(&said.d, &hold.block.order, &mut waited)
         {
-            // Nobody here can tell when the peer is done with it, so it is never used again.
+            // Nobody here can tell when the peer is done with it, so it is never used again; what the driver does not
+            // count is not freed either.
             tracing::warn!("memory that a peer still works on is given up: {fault}");
             hold.block.spoil();
-            std::mem::forget(Arc::clone(&hold.block));
+            if hold.block.buffer.as_shareable().is_none() {
+                std::mem::forget(Arc::clone(&hold.block));
+            }
+        }
+        if said.l
+            && let Some(hold) = &hold
+        {
+            hold.block.note_lent_on();
         }
         exports = lock(&self.exports);
         if said.u
@@ -377,8 +418,9 @@ impl Session {
         {
             exports.ready.give(ready);
         }
+        let idle = Self::idle_exports(&mut exports);
         drop(exports);
-        drop(out);
+        drop((out, idle));
         match (home, gone) {
             (true, _) => Lookers::Nobody,
             (false, true) => Lookers::Heirs,
@@ -398,9 +440,36 @@ impl Session {
         let mut exports = lock(&self.exports);
         let Some(number) = exports.numbers.remove(&serial) else { return };
         exports.known.remove(&number);
+        if !exports.numbers.values().any(|other| *other == number) {
+            exports.allocations.retain(|_, other| *other != number);
+        }
         exports.retired.push((number, serial));
+        let idle = Self::idle_exports(&mut exports);
         drop(exports);
+        drop(idle);
         self.wake();
+    }
+
+    /// Where nothing is lent any more: events that hold a context for nothing.
+    fn idle_exports(exports: &mut Exports) -> Option<impl Sized + use<>> {
+        let is_idle = exports.out.is_empty() && exports.numbers.is_empty();
+        is_idle.then(|| (exports.ready.shrink(), exports.done.forget()))
+    }
+
+    /// The same, of what was lent to this side.
+    fn idle_imports(imports: &mut Imports) -> Option<impl Sized + use<>> {
+        let is_idle = imports.kept.is_empty() && imports.flying.is_empty();
+        is_idle.then(|| (imports.done.shrink(), imports.ready.forget()))
+    }
+
+    /// What this side was lent goes on to another: its owner hears of it.
+    pub(crate) fn note_lent_on(&self, lease: LeaseId, number: Key) {
+        let mut imports = lock(&self.imports);
+        if imports.lent_on.insert(lease) {
+            imports.lent_on_now.push(number);
+            drop(imports);
+            self.wake();
+        }
     }
 
     /// The owner of what was lent on is gone.
@@ -452,7 +521,7 @@ impl Session {
             imports.unknown.insert(lease);
             return Err(Fault::new(Reason::UnknownBlock, format!("allocation {number}")));
         };
-        let import = Import::new(device, size, source);
+        let import = Import::new(device, size, source, self.pair.is_one_namespace);
         let mut out = None;
         if keep && imports.kept.len() >= KEPT {
             let idle = imports.kept.iter().find(|(_, kept)| kept.leases == 0);
@@ -505,11 +574,17 @@ impl Session {
     fn unmap(&self, gone: Vec<(Arc<Import>, Vec<u64>)>) {
         let mut closed = Vec::new();
         for (import, retired) in gone {
+            // Closed here, before the peer hears of it.
             drop(import);
             closed.extend(retired);
         }
-        if !closed.is_empty() {
-            lock(&self.imports).closed.append(&mut closed);
+        let mut imports = lock(&self.imports);
+        let tells = !closed.is_empty();
+        imports.closed.append(&mut closed);
+        let idle = Self::idle_imports(&mut imports);
+        drop(imports);
+        drop(idle);
+        if tells {
             self.wake();
         }
     }
@@ -555,7 +630,8 @@ impl Session {
     /// What the receipt of a lease says; waits where the peer cannot.
     pub(crate) fn receipt(&self, lease: LeaseId) -> Option<Meta> {
         let mut imports = lock(&self.imports);
-        let mut said = ReceiptMeta { u: imports.unknown.remove(&lease), d: Vec::new() };
+        let (u, l) = (imports.unknown.remove(&lease), imports.lent_on.remove(&lease));
+        let mut said = ReceiptMeta { u, l, d: Vec::new() };
         let finished = imports.finished.remove(&lease).unwrap_or_default();
         drop(imports);
         for done in finished {
@@ -579,7 +655,9 @@ impl Session {
                 tracing::warn!("work on memory that is let go failed: {refusal}");
             }
         }
-        let is_empty = !said.u && said.d.is_empty();
+        let idle = Self::idle_imports(&mut lock(&self.imports));
+        drop(idle);
+        let is_empty = !said.u && !said.l && said.d.is_empty();
         if is_empty { None } else { Meta::write(&said).ok() }
     }
 
@@ -605,18 +683,26 @@ impl Session {
             notice.g = std::mem::take(&mut exports.lost);
             notice.w = std::mem::take(&mut exports.waited);
         }
-        notice.c = std::mem::take(&mut lock(&self.imports).closed);
-        let Notice { x, c, g, w } = &notice;
-        let is_empty = x.is_empty() && c.is_empty() && g.is_empty() && w.is_empty();
+        {
+            let mut imports = lock(&self.imports);
+            notice.c = std::mem::take(&mut imports.closed);
+            notice.l = std::mem::take(&mut imports.lent_on_now);
+        }
+        let Notice { x, c, g, w, l } = &notice;
+        let is_empty = x.is_empty() && c.is_empty() && g.is_empty() && w.is_empty() && l.is_empty();
         if is_empty { None } else { Meta::write(&notice).ok() }
     }
 
     pub(crate) fn noticed(self: &Arc<Self>, notice: &Meta) -> Result<(), Fault> {
-        let Notice { x, c, g, w } = notice.read()?;
+        let Notice { x, c, g, w, l } = notice.read()?;
         let (mut gone, mut lost) = (Vec::new(), Vec::new());
         let mut tells = false;
         {
             let mut imports = lock(&self.imports);
+            let told = imports.kept.values().map(|kept| kept.retired.len()).sum::<usize>();
+            if imports.closed.len() + told + x.len() > UNSAID {
+                return Err(Fault::new(Reason::OverCap, "more is said to be gone than was lent"));
+            }
             for (number, serial) in x {
                 match imports.kept.get_mut(&number) {
                     Some(kept) => {
@@ -646,7 +732,14 @@ impl Session {
         }
         let freed: Vec<Arc<Block>> = {
             let mut exports = lock(&self.exports);
-            c.iter().filter_map(|serial| exports.kept.remove(serial)).collect()
+            for number in l {
+                let out = exports.out.values().filter(|out| out.number == number);
+                out.filter_map(|out| out.hold.as_ref()).for_each(|hold| hold.block.note_lent_on());
+            }
+            // Of what the peer was not told to unmap it has nothing to say.
+            let said: Vec<&u64> =
+                c.iter().filter(|serial| !exports.numbers.contains_key(serial)).collect();
+            said.into_iter().filter_map(|serial| exports.kept.remove(serial)).collect()
         };
         for import in lost {
             import.owner_is_gone();
@@ -672,8 +765,18 @@ impl Drop for Session {
         if self.gone.load(Ordering::Acquire) {
             return;
         }
-        // The peer may have it mapped, and will never say that it has not: freeing it is not to be.
-        let kept = std::mem::take(&mut lock(&self.exports).kept);
+        // The peer may have it mapped, and will never say that it has not: freeing it is not to be. Nor are events that
+        // it may yet wait for.
+        let (kept, events) = {
+            let (mut exports, mut imports) = (lock(&self.exports), lock(&self.imports));
+            let out: Vec<Ours> =
+                exports.out.values_mut().filter_map(|out| out.ready.take()).collect();
+            let flying = std::mem::take(&mut imports.flying);
+            (std::mem::take(&mut exports.kept), (out, flying))
+        };
+        if !events.0.is_empty() || !events.1.is_empty() {
+            std::mem::forget(events);
+        }
         if !kept.is_empty() {
             tracing::warn!(
                 blocks = kept.len(),

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use cuda::{Buffer, Context};
+use cuda::{Buffer, Context, Stream};
 use rung::{Device, Refusal};
 
 use crate::block::{Block, Hold};
@@ -45,18 +45,27 @@ impl Staging {
         }
         let context = Context::of(device)?;
         let buffer = Buffer::shareable(&context, class(len))?;
-        Ok(Hold::new(Block::new(buffer, context.stream()?)))
+        // Of its own: a peer that is not done with one holds up no other.
+        Ok(Hold::new(Block::new(buffer, Stream::new(&context)?)))
     }
 
     /// Its lease is home.
     pub(crate) fn give(&self, hold: Arc<Hold>) {
+        // Somebody may still look at it, or it came back and is held, or lent on.
+        if !hold.block.may_be_written() || Arc::strong_count(&hold) > 1 {
+            return forget(hold);
+        }
         let mut idle = lock(&self.idle);
         idle.push(hold);
         let over = if idle.len() > IDLE { Some(idle.remove(0)) } else { None };
         drop(idle);
-        // The peer is told, so not under the lock.
-        drop(over);
+        over.into_iter().for_each(forget);
     }
+}
+
+/// Unmapping waits for the device, and whoever reads the socket is here. Without a thread, it is dropped here after all.
+fn forget(hold: Arc<Hold>) {
+    let _ = std::thread::Builder::new().name("cuda-forget".into()).spawn(move || drop(hold));
 }
 
 #[cfg(test)]

@@ -21,7 +21,9 @@ pub struct DeviceTensorMut {
     layout: Layout,
 }
 
-/// A tensor of a device's memory that can leave as a descriptor; its bytes are zero.
+/// A tensor of a device's memory that peers are shown as it is; its bytes are zero.
+///
+/// It leaves as a descriptor; where the device has no such memory, it is plain, and leaves by handle.
 ///
 /// # Errors
 ///
@@ -29,8 +31,8 @@ pub struct DeviceTensorMut {
 pub fn alloc_on(device: Device, dtype: DType, shape: &[usize]) -> Result<DeviceTensorMut, Refusal> {
     let layout = Layout::contiguous(dtype, shape)?;
     let context = Context::of(device)?;
-    let buffer = Buffer::shareable(&context, layout.byte_count().max(1))?;
-    let block = Block::new(buffer, Stream::new(&context)?);
+    let buffer = Buffer::for_peers(&context, layout.byte_count().max(1))?;
+    let block = Block::new(buffer, Stream::new(&context)?).born_for_peers();
     Ok(DeviceTensorMut { hold: Hold::new(block), layout })
 }
 
@@ -103,7 +105,7 @@ impl DeviceTensorMut {
             Source::Own(hold, false) => {
                 Arc::strong_count(hold) == 1
                     && hold.block.may_be_written()
-                    && hold.block.buffer.as_shareable().is_some()
+                    && hold.block.is_born_for_peers()
             }
             _ => false,
         };
@@ -129,10 +131,24 @@ impl UseMut<'_> {
         self.tensor.hold.block.buffer.address()
     }
 
-    /// The memory.
-    #[must_use]
-    pub fn buffer(&self) -> &Buffer {
-        &self.tensor.hold.block.buffer
+    /// Enqueues a copy of other memory of this device to the beginning of this, which is at least as long.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OutOfBounds`], or what the driver answers.
+    pub fn copy_from(&self, from: &Use<'_>) -> Result<(), Refusal> {
+        self.stream.after(from.stream())?;
+        self.tensor.hold.block.buffer.copy_from(from.buffer(), &self.stream)?;
+        from.stream().after(&self.stream)
+    }
+
+    /// Enqueues that every byte become this one.
+    ///
+    /// # Errors
+    ///
+    /// What the driver answers.
+    pub fn fill(&self, byte: u8) -> Result<(), Refusal> {
+        self.tensor.hold.block.buffer.fill(byte, &self.stream)
     }
 
     /// The stream that it may be written on.
@@ -167,6 +183,7 @@ pub fn share_buffer(
     shape: &[usize],
 ) -> Result<Tensor, Refusal> {
     let len = buffer.len();
+    buffer.used_on(order);
     let hold = Hold::new(Block::new(buffer, order.clone()));
     Tensor::contiguous(storage(hold, len), dtype, shape)
 }

@@ -1,21 +1,20 @@
 //! The driver's functions.
 
-use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::memory::{Backing, Kind, LEGACY, Range, SHAREABLE, reserve, unreserve};
+use crate::memory::{Backing, Kind, LEGACY, Range, SHAREABLE, is_running, reserve, unreserve};
 use crate::state::{
     ALREADY_REGISTERED, Code, GRANULARITY, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
     INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, NOT_READY, NOT_REGISTERED, NOT_SUPPORTED, OK,
-    OUT_OF_MEMORY, PEER_ACCESS_UNSUPPORTED, PHYSICAL, Physical, State, current, fault, lock, pop,
-    push, set,
+    OUT_OF_MEMORY, PEER_ACCESS_UNSUPPORTED, PHYSICAL, Physical, State, current, fault, is_deferred,
+    lock, pop, push, set,
 };
 use crate::work::{
-    Op, PATIENCE, Place, StreamState, enqueue, is_pinned, make_event, name, named, open_event,
-    place, run, run_all, stream_id,
+    Op, PATIENCE, Place, StreamState, enqueue, is_pinned, look_after_others, make_event, name,
+    named, open_event, place, run, run_all, stream_id,
 };
 use crate::{Count, NAME};
 
@@ -284,8 +283,7 @@ pub extern "C" fn cuCtxSynchronize() -> Code {
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut u64, _flags: c_uint) -> Code {
     let (mut state, device) = have!(State::in_context());
     let id = state.id() << 8;
-    let made = StreamState { device, queue: VecDeque::new(), asked: 0 };
-    state.streams.insert(id, made);
+    state.streams.insert(id, StreamState::new(device));
     give!(stream, id);
     OK
 }
@@ -297,10 +295,15 @@ pub extern "C" fn cuStreamDestroy_v2(stream: u64) -> Code {
         return INVALID_HANDLE;
     }
     let id = have!(stream_id(&mut state, stream, device));
-    drop(state);
-    // What was enqueued still runs.
-    run(id, None);
-    lock().streams.remove(&id);
+    // What was enqueued still runs, by and by.
+    match state.streams.get_mut(&id) {
+        Some(stream) if is_deferred() && !stream.queue.is_empty() => {
+            stream.destroyed = Some(std::time::Instant::now());
+            drop(state);
+            look_after_others();
+        }
+        _ => drop(state.streams.remove(&id)),
+    }
     OK
 }
 
@@ -318,7 +321,7 @@ pub extern "C" fn cuStreamQuery(stream: u64) -> Code {
     let (mut state, device) = have!(State::in_context());
     let id = have!(stream_id(&mut state, stream, device));
     let Some(stream) = state.streams.get_mut(&id) else { return INVALID_HANDLE };
-    if stream.queue.is_empty() {
+    if stream.queue.is_empty() && !stream.is_running {
         return OK;
     }
     stream.asked += 1;
@@ -374,14 +377,8 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut u64, flags: c_uint) -> Code {
 pub extern "C" fn cuEventDestroy_v2(event: u64) -> Code {
     let mut state = have!(State::here());
     let Some(gone) = state.events.remove(&event) else { return INVALID_HANDLE };
-    let queued = state.streams.contains_key(&gone.stream);
-    drop(state);
+    // What waits for it has the page, and is served to the end.
     if gone.exporter == 0 {
-        // What waits for it is served to the end.
-        let wanted = gone.page.header().recorded.load(Ordering::Acquire);
-        if queued {
-            run(gone.stream, Some((&gone.page, wanted)));
-        }
         gone.page.free();
     }
     OK
@@ -432,7 +429,7 @@ pub extern "C" fn cuEventSynchronize(event: u64) -> Code {
     }
     page.header().wanted.fetch_max(number, Ordering::AcqRel);
     while page.header().done.load(Ordering::Acquire) < number {
-        if !std::path::Path::new(&format!("/proc/{exporter}/fd")).exists() {
+        if !is_running(u64::from(exporter)) {
             return INVALID_HANDLE;
         }
         std::thread::sleep(std::time::Duration::from_micros(50));
@@ -651,6 +648,7 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
         backing = have!(Backing::make(LEGACY, 0, len));
     }
     let start = have!(reserve(len));
+    backing.note_open(true);
     let buffer_id = state.id();
     let kind = Kind::Import(1);
     let range = Range { len, device, kind, backing: Some(backing), buffer_id, inode: words[3] };
@@ -913,7 +911,7 @@ pub extern "C" fn cuMemUnmap(address: u64, len: usize) -> Code {
         _ => return INVALID_VALUE,
     }
     drop(state);
-    run_all();
+    // As the driver: it waits for nothing.
     if let Some(range) = lock().ranges.get_mut(&address) {
         (range.kind, range.backing) = (Kind::Reserved, None);
     }

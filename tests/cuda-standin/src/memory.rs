@@ -8,6 +8,13 @@ use crate::state::{Code, INVALID_VALUE, OUT_OF_MEMORY, State, fault};
 
 const PAGE: usize = 4096;
 
+/// Whether a process is there and no zombie.
+pub(crate) fn is_running(process: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
+}
+
 /// What freed memory reads as.
 const POISON: u8 = 0xDB;
 
@@ -19,6 +26,8 @@ pub(crate) struct Header {
     alive: AtomicU64,
     physical_device: AtomicU64,
     len: AtomicU64,
+    /// Processes that have it mapped as a legacy import.
+    openers: [AtomicU64; 16],
     /// Of events: see `work`.
     pub(crate) recorded: AtomicU64,
     pub(crate) wanted: AtomicU64,
@@ -139,8 +148,30 @@ impl Backing {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) }
     }
 
+    /// This process maps it as a legacy import, or does so no more.
+    pub(crate) fn note_open(&self, open: bool) {
+        let me = u64::from(std::process::id());
+        let (from, to) = if open { (0, me) } else { (me, 0) };
+        let order = Ordering::AcqRel;
+        let openers = &self.header().openers;
+        let _ = openers
+            .iter()
+            .any(|slot| slot.compare_exchange(from, to, order, Ordering::Relaxed).is_ok());
+    }
+
+    /// A living process that has it mapped.
+    fn opener(&self) -> Option<u64> {
+        let openers = self.header().openers.iter().map(|slot| slot.load(Ordering::Acquire));
+        openers.filter(|process| *process != 0).find(|process| is_running(*process))
+    }
+
     /// It was freed: every handle is dead, and whoever still looks sees poison.
     pub(crate) fn free(&self) {
+        if let Some(process) = self.opener() {
+            // Undefined behaviour of the driver's: nothing a test should get away with.
+            eprintln!("cuda-standin: freed while process {process} has it mapped");
+            std::process::abort();
+        }
         self.header().alive.store(0, Ordering::Relaxed);
         if self.magic == LEGACY {
             self.bytes(0, self.len).fill(POISON);
@@ -227,6 +258,9 @@ impl State {
     /// Ends a range: its handles are dead, its addresses nobody's.
     pub(crate) fn free(&mut self, start: u64) {
         let Some(range) = self.ranges.remove(&start) else { return };
+        if let (Some(backing), Kind::Import(_)) = (&range.backing, range.kind) {
+            backing.note_open(false);
+        }
         if let (Some(backing), Kind::Plain | Kind::Managed | Kind::StreamOrdered) =
             (&range.backing, range.kind)
         {

@@ -49,6 +49,8 @@ pub(crate) struct State {
     pub(crate) physical: HashMap<u64, Physical>,
     pub(crate) registered: BTreeMap<usize, usize>,
     pub(crate) next: u64,
+    /// Work ran into memory that was not there any more: nothing works from then on.
+    pub(crate) is_broken: bool,
     pub(crate) counts: [u64; 16],
 }
 
@@ -102,6 +104,9 @@ impl State {
             return Err(NOT_INITIALIZED);
         }
         state.counts[crate::Count::Calls as usize] += 1;
+        if state.is_broken {
+            return Err(ILLEGAL_ADDRESS);
+        }
         Ok(state)
     }
 

@@ -13,7 +13,8 @@ use crate::state::{
 
 #[derive(Clone)]
 pub(crate) enum Place {
-    Device(Arc<Backing>, usize),
+    /// Of a range of device addresses, and where that begins.
+    Device(Arc<Backing>, usize, u64),
     Host(usize),
     /// What stood in host memory that is not registered, when the copy was asked for.
     Taken(Arc<[u8]>),
@@ -34,10 +35,23 @@ pub(crate) struct StreamState {
     /// How often somebody asked whether it is done: whoever asks again and again sees it done by and by, and
     /// whoever asks once does not hurry it.
     pub(crate) asked: u32,
+    /// Some thread runs something of it now.
+    pub(crate) is_running: bool,
+    /// Since when it is of nobody's, and runs by itself to its end.
+    pub(crate) destroyed: Option<std::time::Instant>,
+}
+
+impl StreamState {
+    pub(crate) fn new(device: usize) -> Self {
+        Self { device, queue: VecDeque::new(), asked: 0, is_running: false, destroyed: None }
+    }
 }
 
 /// How often somebody has to ask.
 pub(crate) const PATIENCE: u32 = 20;
+
+/// How long a stream that was destroyed does nothing, if nobody waits for what is on it.
+const LINGER: Duration = Duration::from_millis(5);
 
 pub(crate) struct EventState {
     pub(crate) page: Arc<Backing>,
@@ -70,6 +84,22 @@ fn perform(state: &mut State, op: Op) {
             }
         }
     };
+    // Memory that was unmapped or freed meanwhile: the work faults, and the context with it.
+    let places: Vec<&Place> = match &op {
+        Op::Copy { to, from, .. } => vec![to, from],
+        Op::Fill { to, .. } => vec![to],
+        _ => Vec::new(),
+    };
+    let is_there = |place: &&Place| match place {
+        Place::Device(backing, _, start) => state.ranges.get(start).is_some_and(|range| {
+            range.backing.as_ref().is_some_and(|now| Arc::ptr_eq(now, backing))
+        }),
+        _ => true,
+    };
+    if !places.iter().all(is_there) {
+        state.is_broken = true;
+        return;
+    }
     match op {
         Op::Copy { to, from, len } => {
             copied(state, &to, &from, len);
@@ -77,12 +107,12 @@ fn perform(state: &mut State, op: Op) {
             // answers for them as towards the driver. They may overlap.
             unsafe {
                 let from: *const u8 = match &from {
-                    Place::Device(backing, at) => backing.bytes(*at, len).as_ptr(),
+                    Place::Device(backing, at, _) => backing.bytes(*at, len).as_ptr(),
                     Place::Host(at) => *at as *const u8,
                     Place::Taken(bytes) => bytes.as_ptr(),
                 };
                 let to: *mut u8 = match &to {
-                    Place::Device(backing, at) => backing.bytes(*at, len).as_mut_ptr(),
+                    Place::Device(backing, at, _) => backing.bytes(*at, len).as_mut_ptr(),
                     Place::Host(at) => *at as *mut u8,
                     Place::Taken(_) => unreachable!("nothing is copied there"),
                 };
@@ -90,7 +120,7 @@ fn perform(state: &mut State, op: Op) {
             }
         }
         Op::Fill { to, len, byte } => {
-            if let Place::Device(backing, at) = to {
+            if let Place::Device(backing, at, _) = to {
                 backing.bytes(at, len).fill(byte);
             }
         }
@@ -111,21 +141,32 @@ pub(crate) fn run(stream: u64, until: Option<(&Backing, u64)>) {
         {
             return;
         }
-        let Some(queue) = state.streams.get_mut(&stream).map(|stream| &mut stream.queue) else {
-            return;
-        };
-        let Some(op) = queue.pop_front() else { return };
+        let Some(queued) = state.streams.get_mut(&stream) else { return };
+        if queued.is_running {
+            // One after the other, whoever runs it.
+            drop(state);
+            std::thread::sleep(Duration::from_micros(30));
+            continue;
+        }
+        let Some(op) = queued.queue.pop_front() else { return };
+        match op {
+            Op::Wait { .. } | Op::Call(..) => queued.is_running = true,
+            op => {
+                perform(&mut state, op);
+                continue;
+            }
+        }
+        drop(state);
         match op {
             Op::Wait { event, number, stream, exporter } => {
-                drop(state);
                 wait(&event, number, stream, exporter);
             }
-            Op::Call(function, argument) => {
-                drop(state);
-                // SAFETY: as the caller of the driver's function said.
-                unsafe { function(argument) };
-            }
-            op => perform(&mut state, op),
+            // SAFETY: as the caller of the driver's function said.
+            Op::Call(function, argument) => unsafe { function(argument) },
+            _ => {}
+        }
+        if let Some(queued) = lock().streams.get_mut(&stream) {
+            queued.is_running = false;
         }
     }
 }
@@ -139,7 +180,7 @@ fn wait(event: &Backing, number: u64, stream: u64, exporter: u32) {
     header.wanted.fetch_max(number, Ordering::Release);
     while header.done.load(Ordering::Acquire) < number {
         // Of a process that is gone nothing comes any more.
-        if !std::path::Path::new(&format!("/proc/{exporter}/fd")).exists() {
+        if !crate::memory::is_running(u64::from(exporter)) {
             return;
         }
         std::thread::sleep(Duration::from_micros(50));
@@ -147,7 +188,7 @@ fn wait(event: &Backing, number: u64, stream: u64, exporter: u32) {
 }
 
 /// In deferred mode, what other processes wait for, and what was asked for, is run by and by.
-fn look_after_others() {
+pub(crate) fn look_after_others() {
     static STARTED: Once = Once::new();
     if !is_deferred() {
         return;
@@ -169,19 +210,32 @@ fn look_after_others() {
                 let streams: Vec<u64> = state
                     .streams
                     .iter()
-                    .filter(|(_, stream)| stream.asked > PATIENCE)
+                    .filter(|(_, stream)| {
+                        let is_old = |since: &std::time::Instant| since.elapsed() > LINGER;
+                        stream.asked > PATIENCE || stream.destroyed.as_ref().is_some_and(is_old)
+                    })
                     .map(|(id, _)| *id)
                     .collect();
                 drop(state);
+                // Each on a thread of its own: one may wait for another process, which waits for another one here.
                 for (stream, page) in wanted {
-                    let number = page.header().wanted.load(Ordering::Acquire);
-                    run(stream, Some((&page, number)));
+                    std::thread::spawn(move || {
+                        let number = page.header().wanted.load(Ordering::Acquire);
+                        run(stream, Some((&page, number)));
+                    });
                 }
                 for stream in streams {
-                    run(stream, None);
                     if let Some(stream) = lock().streams.get_mut(&stream) {
                         stream.asked = 0;
                     }
+                    std::thread::spawn(move || {
+                        run(stream, None);
+                        let mut state = lock();
+                        let is_gone = |known: &StreamState| known.destroyed.is_some();
+                        if state.streams.get(&stream).is_some_and(is_gone) {
+                            state.streams.remove(&stream);
+                        }
+                    });
                 }
             }
         });
@@ -193,15 +247,11 @@ pub(crate) fn stream_id(state: &mut State, handle: u64, device: usize) -> Result
     // The default streams, of the legacy kind and of each thread: one each here.
     if handle <= 2 {
         let id = u64::MAX - device as u64;
-        state.streams.entry(id).or_insert_with(|| StreamState {
-            device,
-            queue: VecDeque::new(),
-            asked: 0,
-        });
+        state.streams.entry(id).or_insert_with(|| StreamState::new(device));
         return Ok(id);
     }
     match state.streams.get(&handle) {
-        Some(stream) if stream.device == device => Ok(handle),
+        Some(stream) if stream.device == device && stream.destroyed.is_none() => Ok(handle),
         Some(_) => Err(INVALID_HANDLE),
         None => Err(INVALID_HANDLE),
     }
@@ -238,7 +288,7 @@ pub(crate) fn place(state: &State, address: u64, len: usize) -> Result<Place, Co
     }
     match (&range.backing, range.kind) {
         (Some(_), Kind::Mapped) | (None, _) => Err(ILLEGAL_ADDRESS),
-        (Some(backing), _) => Ok(Place::Device(Arc::clone(backing), offset)),
+        (Some(backing), _) => Ok(Place::Device(Arc::clone(backing), offset, start)),
     }
 }
 
@@ -259,6 +309,7 @@ pub(crate) fn name(magic: u64, file: &OwnedFd, more: [u64; 2]) -> [u8; 64] {
         crate::memory::inode(file),
         more[0],
         more[1],
+        namespace(),
     ];
     for (at, word) in handle.chunks_exact_mut(8).zip(words) {
         at.copy_from_slice(&word.to_ne_bytes());
@@ -271,17 +322,24 @@ pub(crate) fn name(magic: u64, file: &OwnedFd, more: [u64; 2]) -> [u8; 64] {
     handle
 }
 
+/// The pid namespace of this process.
+fn namespace() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
+}
+
 /// The words of a name, and the file of it in the process that made it.
-pub(crate) fn named(magic: u64, handle: &[u8; 64]) -> Result<([u64; 6], OwnedFd), Code> {
-    let mut words = [0; 6];
+pub(crate) fn named(magic: u64, handle: &[u8; 64]) -> Result<([u64; 7], OwnedFd), Code> {
+    let mut words = [0; 7];
     for (word, at) in words.iter_mut().zip(handle.chunks_exact(8)) {
         *word = u64::from_ne_bytes(at.try_into().unwrap_or_default());
     }
-    let [kind, process, file, inode, ..] = words;
+    let [kind, process, file, inode, _, _, space] = words;
     if kind != magic {
         return Err(INVALID_VALUE);
     }
-    if process == u64::from(std::process::id()) {
+    // Process numbers of another namespace mean nothing here.
+    if process == u64::from(std::process::id()) || space != namespace() {
         return Err(crate::state::INVALID_CONTEXT);
     }
     if !std::path::Path::new(&format!("/proc/{process}")).exists() {

@@ -374,7 +374,8 @@ fn sessions(suite: &Suite) -> Outcome<[Box<dyn Carrier>; 2]> {
     let rung = (suite.rung)();
     let offer = || rung.probe().map_err(|refusal| refusal.to_string());
     let (mine, theirs) = (offer()?, offer()?);
-    let open = |a: &Offer, b: &Offer| match rung.open(a, b, Trust::none()) {
+    let trust = || (suite.trust)(std::process::id());
+    let open = |a: &Offer, b: &Offer| match rung.open(a, b, trust()) {
         Ok(Session::Carrier(carrier)) => Ok(carrier),
         other => Err(format!("{other:?}")),
     };

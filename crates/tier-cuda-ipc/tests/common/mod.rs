@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cuda::{Buffer, Context, Stream};
 use rung::{DType, Refusal, Rung, Storage, Trust};
+use segment::PeerTrust;
 use testkit::carrier::{Maker, Suite, main as suite};
 use testkit::stand_in;
 use tier_cuda_ipc::{CudaIpc, CudaVmm, cuda, share_buffer};
@@ -59,14 +60,14 @@ static IPC: Suite = Suite {
     rung: || Box::new(CudaIpc) as Box<dyn Rung>,
     native: LEGACY,
     copied: &[],
-    trust: |_| Trust::none(),
+    trust: |pid| PeerTrust::same_executable(pid).map_or(Trust::none(), Trust::carrying),
 };
 
 static VMM: Suite = Suite {
     rung: || Box::new(CudaVmm) as Box<dyn Rung>,
     native: SHAREABLE,
     copied: COPIED,
-    trust: |_| Trust::none(),
+    trust: |pid| PeerTrust::same_executable(pid).map_or(Trust::none(), Trust::carrying),
 };
 
 /// Runs the suite of a rung on the driver there is, or the stand-in.
