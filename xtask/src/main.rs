@@ -3,6 +3,7 @@
 
 mod bench;
 mod env;
+mod gpu;
 mod layers;
 mod sabotage;
 
@@ -39,6 +40,15 @@ enum Command {
         #[arg(long)]
         alone: bool,
     },
+    /// Pack the check of a machine with a device into one folder, and run it here; fails where there is none.
+    Gpu {
+        /// Build and pack, and run nothing.
+        #[arg(long)]
+        dry_run: bool,
+        /// Run it on the stand-in of the tests: every line says so, and none is a figure of a device.
+        #[arg(long)]
+        stand_in: bool,
+    },
     /// Make a Python environment with NumPy, and run the tests that need one.
     TestEnv,
     /// Break the code on purpose, one patch at a time, and see the named test turn red.
@@ -67,6 +77,9 @@ fn main() -> ExitCode {
         Command::Layers => layers::check(&root()),
         Command::Bench { what, json, quick, python, alone } => {
             bench::run(&root(), what, &bench::Options { json, quick, python, alone })
+        }
+        Command::Gpu { dry_run, stand_in } => {
+            gpu::run(&root(), &gpu::Options { dry_run, stand_in })
         }
         Command::TestEnv => env::run(&root()),
         Command::Sabotage { only } => sabotage::run(&root(), only.as_deref()),

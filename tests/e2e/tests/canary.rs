@@ -532,12 +532,16 @@ fn devices_are_matched_by_name_and_proven_one_by_one() -> Outcome {
         matches!(&two.sending, Verdict::Demoted(why) if why.reason() == Reason::DeviceUnknown),
         two,
     )?;
-    // What is on it goes nowhere, by name; the rest as ever.
+    // What is on it is copied to the host, by name; the rest as ever.
     let two = device::tensor(device::device(2), &[1; 100]).map_err(text)?;
-    let error = worker.call("echo", two).unwrap_err();
+    let reply = worker.call("echo", two).map_err(text)?;
+    let leg = &reply.sent().legs[0];
+    check(leg.rung == RungId::SHM && leg.origin == Some(device::device(2)), leg)?;
+    let (rung, why) = &leg.declined[0];
+    check(*rung == NEAR && why.reason() == Reason::Demoted, &leg.declined)?;
     check(
-        error.is_unsendable() && error.to_string().contains("near: the rung failed"),
-        text(error),
+        reply.value().as_tensor().is_some_and(|back| back.origin() == Some(device::device(2))),
+        "origin",
     )?;
     let one = device::tensor(device::device(1), &[1; 100]).map_err(text)?;
     check(worker.call("echo", one).map_err(text)?.sent().legs[0].rung == NEAR, "not near")

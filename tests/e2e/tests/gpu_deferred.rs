@@ -1,9 +1,8 @@
 //! Device memory end to end, with every work of a device put off until somebody waits for it: a wait that is missing
 //! reads what was there before.
 
-#[path = "gpu.rs"]
-mod gpu;
+mod devices;
 
 fn main() -> std::process::ExitCode {
-    gpu::run(true)
+    devices::run(true)
 }

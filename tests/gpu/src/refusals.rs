@@ -1,0 +1,147 @@
+//! What the driver refuses, and with which code: beside the stand-in's.
+
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+
+use cuda::ipc::Shareable;
+use cuda::{Buffer, Context, Event, EventHandle, MemHandle, Stream};
+use rung::Refusal;
+
+use crate::{Error, Row};
+
+const HELPER: &str = "GPU_CHECK_HANDLE";
+
+fn to_text(handle: &[u8; 64]) -> String {
+    handle.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_text(text: &str) -> Option<[u8; 64]> {
+    let digits = text.as_bytes().chunks_exact(2);
+    let bytes = digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+    bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()
+}
+
+fn first_context() -> Result<Arc<Context>, Refusal> {
+    Context::of(cuda::driver()?.devices()[0].device())
+}
+
+/// A second process, which makes or opens a handle.
+pub(crate) fn helper() -> Option<ExitCode> {
+    let role = std::env::var(HELPER).ok()?;
+    let outcome = (|| -> Result<String, Refusal> {
+        let context = first_context()?;
+        Ok(match role.split_once(' ') {
+            Some(("open", handle)) => {
+                let handle = MemHandle(from_text(handle).unwrap_or([0; 64]));
+                handle.open(&context).map(|_| "opened".to_owned())?
+            }
+            Some(("event", handle)) => {
+                let handle = EventHandle(from_text(handle).unwrap_or([0; 64]));
+                Event::open(&context, handle).map(|_| "opened".to_owned())?
+            }
+            _ => {
+                let buffer = Buffer::plain(&context, 4 << 20)?;
+                to_text(&MemHandle::of(&buffer)?.0)
+            }
+        })
+    })();
+    println!("{}", outcome.unwrap_or_else(|why| why.to_string()));
+    Some(ExitCode::SUCCESS)
+}
+
+fn ask(role: String) -> Result<String, Error> {
+    let output = Command::new(std::env::current_exe()?).env(HELPER, role).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The code in a refusal's words: `… gave 201 (INVALID_CONTEXT)`.
+fn code(text: &str) -> Option<u32> {
+    let (_, after) = text.split_once(" gave ")?;
+    after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// (what is tried, what the stand-in answers, whether it is refused at all)
+pub(crate) fn rows() -> Result<Vec<Row>, Error> {
+    let context = first_context()?;
+    let stream = Stream::new(&context)?;
+    let plain = Buffer::plain(&context, 4 << 20)?;
+    let shareable = Buffer::shareable(&context, 4 << 20)?;
+    let said = |result: Result<(), Refusal>| {
+        result.map_or_else(|why| why.to_string(), |()| "taken".into())
+    };
+    let handle = MemHandle::of(&plain)?;
+    let freed = {
+        let gone = Buffer::plain(&context, 4 << 20)?;
+        MemHandle::of(&gone)?
+    };
+    let event = Event::shared(&context)?;
+    event.record(&stream)?;
+    let dead = from_text(&ask("make".into())?).map(|handle| MemHandle(handle).open(&context));
+    let import = |descriptor, len| {
+        Shareable::import(&context, descriptor, len).map(drop).map_err(Refusal::from)
+    };
+    let shared = shareable.as_shareable().ok_or("not shareable")?;
+    let zero = std::fs::File::open("/dev/zero")?;
+    let tried: Vec<(&str, u32, String)> = vec![
+        ("a handle, where it was made", 201, said(handle.open(&context).map(drop))),
+        ("a handle of shareable memory", 1, said(MemHandle::of(&shareable).map(drop))),
+        (
+            "a handle of stream-ordered memory",
+            1,
+            said(MemHandle::of(&Buffer::stream_ordered(&stream, 4096)?).map(drop)),
+        ),
+        (
+            "a handle of managed memory",
+            1,
+            said(MemHandle::of(&Buffer::managed(&context, 4096)?).map(drop)),
+        ),
+        ("a handle of what was freed, elsewhere", 400, ask(format!("open {}", to_text(&freed.0)))?),
+        (
+            "a handle of a process that is gone",
+            400,
+            match dead {
+                Some(opened) => said(opened.map(drop)),
+                None => "no handle was made".into(),
+            },
+        ),
+        (
+            "an event's handle, where it was made",
+            201,
+            said(Event::open(&context, event.handle()?).map(drop)),
+        ),
+        ("an allocation of no bytes", 1, said(Buffer::plain(&context, 0).map(drop))),
+        ("an allocation of 1 PiB", 2, said(Buffer::plain(&context, 1 << 50).map(drop))),
+        ("a descriptor that is none of a driver's", 1, said(import(zero.into(), 2 << 20))),
+        ("a descriptor of half as much", 1, said(import(shared.descriptor()?, 2 * shared.len()))),
+    ];
+    let mut rows: Vec<Row> = tried
+        .into_iter()
+        .map(|(what, stand_in, found)| {
+            let refused = found != "taken" && found != "opened";
+            let same = if code(&found) == Some(stand_in) { "the same" } else { "ANOTHER CODE" };
+            Row::held(
+                what,
+                format!("{found}: {same} as the stand-in's {stand_in}"),
+                "refused",
+                refused,
+            )
+        })
+        .collect();
+    let opened = ask(format!("open {}", to_text(&handle.0)))?;
+    rows.push(Row::held("a living handle, elsewhere", &opened, "opened", opened == "opened"));
+    let opened = ask(format!("event {}", to_text(&event.handle()?.0)))?;
+    rows.push(Row::held("an event's handle, elsewhere", &opened, "opened", opened == "opened"));
+    // What the rungs go by.
+    let odd = plain.part(512..1024)?.attributes()?;
+    let base = odd.range.0 == plain.address() && odd.is_legacy_ipc_capable;
+    rows.push(Row::held(
+        "a pointer inside an allocation",
+        format!("{odd:?}"),
+        "knows its allocation",
+        base,
+    ));
+    let small = Buffer::plain(&context, 4096)?;
+    let (range, id) = (small.attributes()?.range, small.attributes()?.buffer_id);
+    rows.push(Row::told("a small allocation", format!("{range:?}, number {id}")));
+    Ok(rows)
+}
