@@ -140,6 +140,19 @@ fn a_stream_waits_for_another() -> Outcome {
     expect(Event::open(&context, event.handle().map_err(text)?), Reason::Driver)
 }
 
+/// What is dropped while work on it is under way: the driver does not wait, so this crate does.
+fn memory_that_is_still_written_is_not_unmapped() -> Outcome {
+    let context = context()?;
+    let stream = Stream::new(&context).map_err(text)?;
+    for _ in 0..3 {
+        let buffer = Buffer::shareable(&context, 4096).map_err(text)?;
+        stream.pause(std::time::Duration::from_millis(20)).map_err(text)?;
+        buffer.fill(7, &stream).map_err(text)?;
+    }
+    stream.synchronize().map_err(text)?;
+    Buffer::plain(&context, 10).map(drop).map_err(text)
+}
+
 fn what_cannot_be_allocated_is_a_refusal() -> Outcome {
     let context = context()?;
     expect(Buffer::plain(&context, 1 << 50), Reason::NoMemory)?;
@@ -203,7 +216,7 @@ fn a_context_goes_with_the_last_that_needs_it() -> Outcome {
 }
 
 fn main() -> ExitCode {
-    stand_in::main(false, || {
+    stand_in::main(true, || {
         run_serially(vec![
             trial("devices_have_names_and_uuids", devices_have_names_and_uuids),
             trial("a_context_goes_with_the_last", a_context_goes_with_the_last_that_needs_it),
@@ -212,6 +225,10 @@ fn main() -> ExitCode {
             trial("a_handle_is_refused_where_it_was_made", a_handle_is_refused_where_it_was_made),
             trial("a_descriptor_is_the_same_memory", a_descriptor_is_the_same_memory),
             trial("a_stream_waits_for_another", a_stream_waits_for_another),
+            trial(
+                "memory_that_is_still_written_is_not_unmapped",
+                memory_that_is_still_written_is_not_unmapped,
+            ),
             trial("what_cannot_be_allocated_is_a_refusal", what_cannot_be_allocated_is_a_refusal),
             trial("slices_of_cudarc_come_in_and_go_out", slices_of_cudarc_come_in_and_go_out),
             trial("nothing_is_left", nothing_is_left),
