@@ -13,6 +13,7 @@
 //! | [`mod@memory`] | [`Buffer`]: device memory with an owner; allocations of every kind; what a pointer says of itself |
 //! | [`mod@ipc`] | both ways in which memory crosses: legacy handles, and descriptors of shareable allocations |
 //! | [`mod@host`] | host memory that the driver knows (pinned) |
+//! | `dlpack` | DLPack's managed tensors in and out (feature `dlpark`) |
 //! | [`mod@slices`] | `cudarc`'s slices in, and views of them out |
 //!
 //! ```
@@ -55,6 +56,8 @@
 
 mod code;
 pub mod context;
+#[cfg(feature = "dlpark")]
+pub mod dlpack;
 pub mod driver;
 mod functions;
 pub mod host;

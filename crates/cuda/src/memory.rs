@@ -115,6 +115,8 @@ impl Drop for Allocation {
 pub struct Attributes {
     /// Whether it is memory of a device, as the driver calls it: not the host's.
     pub is_device: bool,
+    /// The device's number in this process.
+    pub ordinal: i32,
     /// Memory that moves between host and devices.
     pub is_managed: bool,
     /// Whether a handle of the older kind can be made of it (`cuIpcGetMemHandle`).
@@ -126,7 +128,10 @@ pub struct Attributes {
 }
 
 /// Asks about an address; one that the driver does not know is refused by it.
-fn attributes(entered: &Entered<'_>, address: CUdeviceptr) -> Result<Attributes, Refusal> {
+pub(crate) fn attributes(
+    entered: &Entered<'_>,
+    address: CUdeviceptr,
+) -> Result<Attributes, Refusal> {
     fn ask<T: Copy>(
         entered: &Entered<'_>,
         what: attribute,
@@ -150,6 +155,12 @@ fn attributes(entered: &Entered<'_>, address: CUdeviceptr) -> Result<Attributes,
     let size = ask::<usize>(entered, attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, address, 0)?;
     Ok(Attributes {
         is_device: kind == memory_type::CU_MEMORYTYPE_DEVICE as c_uint,
+        ordinal: ask::<c_int>(
+            entered,
+            attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            address,
+            -1,
+        )?,
         is_managed: flag(attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)?,
         is_legacy_ipc_capable: flag(attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE)?,
         range: (start, size),

@@ -45,6 +45,7 @@
 //! | `import`, `memory` | memory of a peer's; both as the memory of storages |
 //! | `events` | ready- and done-events, used again |
 //! | `session`, `carrier` | what is lent and kept, and the carrier |
+//! | `dlpack` | tensors of other frameworks (feature `dlpark`) |
 //! | `tensor` | tensors that are born shareable, or adopted |
 //!
 //! # What it does not do
@@ -54,6 +55,8 @@
 
 mod block;
 mod carrier;
+#[cfg(feature = "dlpark")]
+mod dlpack;
 mod events;
 mod import;
 mod memory;
@@ -68,6 +71,8 @@ use rung::{Device, Offer, Reason, Refusal, Rung, RungId, Session, Trust};
 use segment::PeerTrust;
 
 pub use cuda;
+#[cfg(feature = "dlpark")]
+pub use dlpack::{from_dlpack, to_dlpack};
 pub use memory::{CudaMemory, Use};
 pub use tensor::{DeviceTensorMut, UseMut, alloc_on, copy_to, on, share_buffer, share_slice};
 
