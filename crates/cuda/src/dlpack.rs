@@ -88,14 +88,11 @@ pub fn import(managed: Dlpack) -> Result<Imported, Refusal> {
     let layout = Layout::new(dtype, &shape, &strides, offset.ok_or(Reason::OutOfBounds)?, whole)?;
     let span = layout.span();
     let layout = Layout::new(dtype, &shape, &strides, layout.offset() - span.start, span.len())?;
-    let flags = Flags {
-        read_only: managed.flags().contains(DlpackFlags::READ_ONLY),
-        ..Flags::default()
-    };
+    let flags =
+        Flags { read_only: managed.flags().contains(DlpackFlags::READ_ONLY), ..Flags::default() };
     // SAFETY: the driver says that all of it is one allocation of this device, just now; whoever made the managed
     // tensor keeps it until that is dropped, by DLPack's contract.
-    let buffer =
-        unsafe { Buffer::adopt(&context, start + span.start as u64, span.len(), managed) };
+    let buffer = unsafe { Buffer::adopt(&context, start + span.start as u64, span.len(), managed) };
     Ok(Imported { buffer, layout, flags })
 }
 

@@ -306,6 +306,7 @@ fn an_allocator_that_forbids_it_is_asked_each_time() -> Outcome {
 
 /// A session that moves host memory alone makes no context of a device, on either side.
 fn a_host_only_session_makes_no_context() -> Outcome {
+    cuda::driver().map_err(text)?;
     let before = count(Count::ContextsMade);
     let worker = worker()?;
     let tensor = Tensor::from_vec(vec![1.5f32; 1000], &[1000]).map_err(text)?;
