@@ -35,7 +35,7 @@
 //!
 //! # Lifetime
 //!
-//! An allocation is mapped once and stays so until its users have let go ([`mod@session`] has the rules). Memory of the
+//! An allocation is mapped once and stays so until its users have let go (`session` has the rules). Memory of the
 //! older kind is not freed before its peers have unmapped it, whatever its users do.
 //!
 //! | module | what |

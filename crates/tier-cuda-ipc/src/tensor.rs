@@ -27,7 +27,7 @@ pub struct DeviceTensorMut {
 ///
 /// # Errors
 ///
-/// As [`cuda::driver`] and [`cuda::Buffer::shareable`], and those of [`Layout::contiguous`].
+/// As [`cuda::driver()`] and [`cuda::Buffer::shareable`], and those of [`Layout::contiguous`].
 pub fn alloc_on(device: Device, dtype: DType, shape: &[usize]) -> Result<DeviceTensorMut, Refusal> {
     let layout = Layout::contiguous(dtype, shape)?;
     let context = Context::of(device)?;
