@@ -776,7 +776,7 @@ impl Core {
             Message::Return { id, .. } => Some(*id),
             _ => None,
         };
-        self.write(message, self.returns.take(answers), &mut handles, deadline)?;
+        self.write(message, self.take_due(answers), &mut handles, deadline)?;
         if let Message::Call { parcels, .. } | Message::Return { parcels, .. } = message {
             for parcel in parcels {
                 let (rung, lease) = parcel.lease();
@@ -786,6 +786,18 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// What is due, but for leases that cannot go home yet: they are due again soon.
+    fn take_due(&self, answers: Option<u64>) -> Due {
+        let mut due = self.returns.take(answers);
+        let is_settled = |(rung, lease): &(RungId, LeaseId)| {
+            self.sessions.carrier(rung).is_none_or(|carrier| carrier.is_settled(*lease))
+        };
+        let (settled, later) = std::mem::take(&mut due.leases).into_iter().partition(is_settled);
+        due.leases = settled;
+        self.returns.untake(Due { leases: later, ..Due::default() });
+        due
     }
 
     /// Sends a message with what is due; what rode a frame that was not sent is due again, as it was: a
@@ -913,7 +925,7 @@ impl Core {
 
     /// Sends what waits for a frame to ride on, alone.
     pub(crate) fn say_what_is_due(&self, deadline: Option<Instant>) -> Result<(), NotSent> {
-        let due = self.returns.take(None);
+        let due = self.take_due(None);
         if due.is_empty() {
             return Ok(());
         }

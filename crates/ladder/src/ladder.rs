@@ -520,7 +520,12 @@ impl Sessions {
 
     /// Takes a carrier out of use for sending memory of a device; whether a lower one is left.
     pub(crate) fn demote(&self, rung: &RungId, device: Device, why: &Refusal) -> bool {
-        if !self.has_lower(rung, |lower| lower.sending(device)) {
+        // What no carrier of devices takes any more, one of host memory may copy.
+        let way = |lower: &Opened| match lower.sending(device) {
+            Verdict::NotOffered(_) if !device.is_host() => lower.sending(Device::Host),
+            way => way,
+        };
+        if !self.has_lower(rung, way) {
             return false;
         }
         self.change(rung, device, |known| {

@@ -391,9 +391,11 @@ fn stage(
     declined: &mut Vec<(RungId, Refusal)>,
 ) -> Result<Option<Exported>, NotPacked> {
     let started = Instant::now();
+    let fresh = Arc::new(Storage::new(Unpooled(Arc::clone(storage))));
+    let given = if how.blocks == Blocks::Fresh { &fresh } else { storage };
     for (id, carrier) in sessions.carriers(Device::Host, how.via) {
         let Ok(carrier) = carrier else { continue };
-        match carrier.export(storage) {
+        match carrier.export(given) {
             Ok(packed) => {
                 // That it moves no device's memory as it is was no last word.
                 declined.retain(|(rung, _)| rung != id);
@@ -410,6 +412,32 @@ fn stage(
         }
     }
     Ok(None)
+}
+
+/// Memory of a device whose copy must lie in a block that was used for nothing before.
+#[derive(Debug)]
+struct Unpooled(Arc<Storage>);
+
+impl rung::Memory for Unpooled {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn device(&self) -> Device {
+        self.0.device()
+    }
+
+    fn bytes(&self) -> Result<&[u8], Refusal> {
+        self.0.host_bytes()
+    }
+
+    fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
+        self.0.memory().read_at(offset, into)
+    }
+
+    fn needs_fresh_memory(&self) -> bool {
+        true
+    }
 }
 
 /// What a carrier packed, apart; or back, where it cannot be sent.

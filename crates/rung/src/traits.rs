@@ -134,6 +134,12 @@ pub trait Carrier: Send + Sync {
     /// went along with it once has to go again.
     fn unopened(&self, _lease: LeaseId) {}
 
+    /// Whether a lease that was let go can go home yet: something of it may still run, and the peer cannot wait for that.
+    /// Asked again soon where it cannot; its receipt is made once it can.
+    fn is_settled(&self, _lease: LeaseId) -> bool {
+        true
+    }
+
     /// The importer lets go of a lease.
     fn receipt(&self, lease: LeaseId) -> Receipt;
 

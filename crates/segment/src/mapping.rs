@@ -85,9 +85,12 @@ impl Mapping {
             return Err(Reason::Forked.into());
         }
         if self.attached.0.get().is_none() {
-            let made = Box::new(make(self.start.as_ptr(), self.len)?);
-            // Of two at once one is enough.
-            let _ = self.attached.0.set(made);
+            match make(self.start.as_ptr(), self.len) {
+                // Of two at once one is enough.
+                Ok(made) => drop(self.attached.0.set(Box::new(made))),
+                Err(_) if self.attached.0.get().is_some() => {}
+                Err(refusal) => return Err(refusal),
+            }
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! One peer's session as a carrier, on either rung.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::events::{EventWire, Ours, from_text, to_text};
 use crate::import::Source;
 use crate::memory::{self, CudaMemory, Lease};
 use crate::session::{Key, Lookers, ReceiptMeta, Session};
+use crate::staging::forget;
 
 /// Which of both rungs it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,9 +152,21 @@ impl CudaCarrier {
     }
 
     /// A peer's, as it is: the same allocation goes on, under a lease of this hop (L2).
-    fn forward(&self, lease: &Lease, offset: usize) -> Result<Lending, Refusal> {
+    fn forward(&self, lease: &Lease, offset: usize, len: usize) -> Result<Lending, Refusal> {
         let import = lease.import()?;
         let is_back = std::ptr::eq(lease.session.as_ptr(), Arc::as_ptr(&self.session));
+        if !is_back && !self.session.is_trusted {
+            let slack = import.size.saturating_sub(len);
+            let is_alone = offset == 0
+                && match self.kind {
+                    Kind::Legacy => slack == 0 && import.size.is_multiple_of(2 << 20),
+                    Kind::Shareable => slack < (2 << 20),
+                };
+            if !is_alone {
+                let what = "more than the tensor lies in what the peer would be shown";
+                return Err(Refusal::new(Reason::PeerNotTrusted, what));
+            }
+        }
         if !is_back && let Some(session) = lease.session.upgrade() {
             session.note_lent_on(lease.lease, lease.number);
         }
@@ -225,7 +239,9 @@ impl CudaCarrier {
             None => None,
         };
         let once = lending.once || one_process;
-        let naming = self.session.lend(lease, (number, serial), once, hold.as_ref(), ready);
+        let forwarded = (hold.is_none() && lending.returned.is_none()).then_some(storage);
+        let lent = (hold.as_ref(), forwarded);
+        let naming = self.session.lend(lease, (number, serial), once, lent, ready);
         let t = token.as_ref().map(Token::wire);
         // From here on, what is not sent is taken back when this is dropped.
         let mut owner = Lent {
@@ -284,6 +300,9 @@ impl CudaCarrier {
             None => self.session.own(meta.b),
         };
         // Several blocks may lie in one allocation.
+        if out.is_empty() && meta.t.is_none() {
+            return self.forward_returned(meta, len);
+        }
         let found = out.into_iter().find_map(|hold| {
             let from = match self.kind {
                 Kind::Legacy => hold.block.legacy().ok()?.offset,
@@ -299,7 +318,23 @@ impl CudaCarrier {
         let (hold, offset) = found.ok_or_else(|| {
             Fault::new(Reason::UnknownLease, "memory of this process that is not lent out")
         })?;
-        Ok(CudaMemory { source: memory::Source::Own(hold, true), offset, len })
+        Ok(CudaMemory { source: memory::Source::Own(hold, true), offset, len, _whole: None })
+    }
+
+    /// A third's, which was lent on to the peer and came back: the very memory that it was lent of.
+    fn forward_returned(&self, meta: &ParcelMeta, len: usize) -> Result<CudaMemory, Fault> {
+        let found = self.session.forwarded(meta.b).into_iter().find_map(|whole| {
+            let memory = whole.memory_as::<CudaMemory>()?;
+            let memory::Source::Theirs(lease) = &memory.source else { return None };
+            let (start, end) = (memory.offset, memory.offset.checked_add(memory.len)?);
+            let fits = meta.o >= start && meta.o.checked_add(len)? <= end;
+            let source = memory::Source::Theirs(Arc::clone(lease));
+            fits.then(|| (source, Arc::clone(&whole)))
+        });
+        let (source, whole) = found.ok_or_else(|| {
+            Fault::new(Reason::UnknownLease, "memory that was not lent to the peer")
+        })?;
+        Ok(CudaMemory { source, offset: meta.o, len, _whole: Some(whole) })
     }
 
     /// What a parcel's allocation is mapped by, if that came along.
@@ -342,6 +377,7 @@ impl CudaCarrier {
             session: Arc::downgrade(session),
             ready: meta.e,
             opened: OnceLock::new(),
+            is_ready: AtomicBool::new(false),
             used: Mutex::default(),
             settles: meta.f,
         };
@@ -361,7 +397,8 @@ impl CudaCarrier {
             session.discard(key);
             return Err(fault);
         }
-        Ok(CudaMemory { source: memory::Source::Theirs(held), offset: meta.o, len })
+        let source = memory::Source::Theirs(Arc::new(held));
+        Ok(CudaMemory { source, offset: meta.o, len, _whole: None })
     }
 
     /// Whether a block can be shown to the peer as it is: a stranger sees all of its allocation.
@@ -398,7 +435,7 @@ impl Carrier for CudaCarrier {
         buffer.copy_from(&written, &stream)?;
         let block = Block::new(buffer, stream).with_contents(contents, written);
         let (source, offset) = (memory::Source::Own(Hold::new(block), false), 0);
-        Ok(Storage::new(CudaMemory { source, offset, len }))
+        Ok(Storage::new(CudaMemory { source, offset, len, _whole: None }))
     }
 
     fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
@@ -424,7 +461,15 @@ impl Carrier for CudaCarrier {
                 let is_legacy = lease.import()?.is_legacy();
                 match (is_legacy, kind) {
                     (true, Kind::Legacy) | (false, Kind::Shareable) => {
-                        self.forward(lease, memory.offset)?
+                        match self.forward(lease, memory.offset, memory.len) {
+                            Err(why)
+                                if why.reason() == Reason::PeerNotTrusted
+                                    && kind == Kind::Shareable =>
+                            {
+                                self.staged(memory)?
+                            }
+                            forwarded => forwarded?,
+                        }
                     }
                     (false, Kind::Legacy) => {
                         let what = "another process's, which came by cuda-vmm";
@@ -471,6 +516,10 @@ impl Carrier for CudaCarrier {
 
     fn unopened(&self, lease: LeaseId) {
         self.session.unopened(lease);
+    }
+
+    fn is_settled(&self, lease: LeaseId) -> bool {
+        self.session.is_settled(lease)
     }
 
     fn receipt(&self, lease: LeaseId) -> Receipt {
@@ -549,9 +598,14 @@ impl Drop for Lent {
         }
         let Some(hold) = self.hold.take() else { return };
         match lookers {
-            Lookers::Nobody if self.staged => self.session.staging.give(hold),
+            Lookers::Nobody if self.staged => return self.session.staging.give(hold),
             Lookers::Nobody => {}
             Lookers::Heirs | Lookers::Somebody => hold.block.spoil(),
+        }
+        // Its users may have let go: freeing waits for the device, and whoever reads the socket is here.
+        let storage = self.storage.take();
+        if storage.as_ref().is_none_or(|storage| Arc::strong_count(storage) == 1) {
+            forget((storage, hold));
         }
     }
 }

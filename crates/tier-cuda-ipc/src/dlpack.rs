@@ -22,7 +22,7 @@ pub fn from_dlpack(managed: Dlpack, order: &Stream) -> Result<Tensor, Refusal> {
     let len = buffer.len();
     buffer.used_on(order);
     let source = Source::Own(Hold::new(Block::new(buffer, order.clone())), false);
-    let storage = Arc::new(Storage::new(CudaMemory { source, offset: 0, len }));
+    let storage = Arc::new(Storage::new(CudaMemory { source, offset: 0, len, _whole: None }));
     let (shape, strides) = (layout.shape(), layout.strides());
     let tensor = Tensor::new(storage, layout.dtype(), shape, strides, layout.offset())?;
     Ok(tensor.with_flags(imported.flags))

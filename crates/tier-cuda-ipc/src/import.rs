@@ -139,6 +139,13 @@ impl Import {
         streams.push(stream.clone());
     }
 
+    /// Whether nothing runs on it any more.
+    pub(crate) fn is_idle(&self) -> bool {
+        let mut streams = lock(&self.streams);
+        streams.retain(|stream| !stream.is_done().unwrap_or(true));
+        streams.is_empty()
+    }
+
     /// Its owner is gone for sure, and a memory of the older kind with it: an error from now on, not a stale read.
     pub(crate) fn owner_is_gone(&self) {
         if self.is_legacy() && !self.owner_gone.swap(true, Ordering::AcqRel) {

@@ -1,5 +1,6 @@
 //! Device memory as the memory of storages.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bytemuck::AnyBitPattern;
@@ -23,13 +24,15 @@ pub struct CudaMemory {
     /// Where in the source it begins.
     pub(crate) offset: usize,
     pub(crate) len: usize,
+    /// What came back after it was lent on: the storage that it was lent of, which keeps its own lease.
+    pub(crate) _whole: Option<Arc<Storage>>,
 }
 
 #[derive(Debug)]
 pub(crate) enum Source {
     /// Ours; and whether it was lent out and came back.
     Own(Arc<Hold>, bool),
-    Theirs(Lease),
+    Theirs(Arc<Lease>),
 }
 
 /// A lease on memory of a peer's.
@@ -46,6 +49,8 @@ pub(crate) struct Lease {
     /// What its owner has yet to do to it.
     pub(crate) ready: Option<EventWire>,
     pub(crate) opened: OnceLock<Arc<Event>>,
+    /// That is done: its event is not looked at again, since its owner may be gone by then.
+    pub(crate) is_ready: AtomicBool,
     /// Streams that used it.
     pub(crate) used: Mutex<Vec<Stream>>,
     /// Whether what runs on it has to be done before its receipt goes.
@@ -60,10 +65,19 @@ impl Lease {
 
     /// What is enqueued on a stream from now on comes after what its owner has enqueued.
     fn order(&self, stream: &Stream) -> Result<(), Fault> {
-        match self.ready_event(stream.context())? {
-            Some(event) => Ok(stream.wait(&event)?),
-            None => Ok(()),
+        if self.is_ready.load(Ordering::Acquire) {
+            return Ok(());
         }
+        let Some(event) = self.ready_event(stream.context())? else { return Ok(()) };
+        if event.is_done()? {
+            self.is_ready.store(true, Ordering::Release);
+            return Ok(());
+        }
+        // Of an owner that is gone, what was not done may never be.
+        if self.session.upgrade().is_none_or(|session| session.is_gone()) {
+            return Err(Reason::OwnerGone.into());
+        }
+        Ok(stream.wait(&event)?)
     }
 
     /// Its owner's event, opened once.
@@ -81,13 +95,25 @@ impl Lease {
     }
 }
 
+impl Lease {
+    /// A stream is about to use it, or has.
+    fn note(&self, stream: &Stream) -> Result<(), Refusal> {
+        self.import()?.used_on(stream);
+        let mut used = lock(&self.used);
+        if !used.iter().any(|known| known.is(stream)) {
+            used.push(stream.clone());
+        }
+        Ok(())
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         let used = std::mem::take(&mut *lock(&self.used));
         let Some(session) = self.session.upgrade() else { return };
-        session.note_used(self.lease, used, self.settles);
-        // Perhaps the last hold on it: closed here, before its owner hears that it was let go.
-        self.import = None;
+        // What is not kept is closed before its owner hears that it was let go, and after all work on it.
+        let once = self.import.take().filter(|_| self.key == 0);
+        session.note_used(self.lease, used, once, self.settles);
         session.let_go(self.key);
     }
 }
@@ -121,11 +147,7 @@ impl CudaMemory {
             Source::Own(hold, _) => stream.after(&hold.block.order)?,
             Source::Theirs(lease) => {
                 lease.order(stream)?;
-                lease.import()?.used_on(stream);
-                let mut used = lock(&lease.used);
-                if !used.iter().any(|known| known.is(stream)) {
-                    used.push(stream.clone());
-                }
+                lease.note(stream)?;
             }
         }
         Ok(Use { memory: self, buffer, stream: stream.clone() })
@@ -179,10 +201,12 @@ impl Use<'_> {
 
 impl Drop for Use<'_> {
     fn drop(&mut self) {
-        // Of a peer's memory the streams are noted already: they are asked when it is let go.
-        if let Source::Own(hold, _) = &self.memory.source
-            && let Err(refusal) = hold.block.order.after(&self.stream)
-        {
+        let ordered = match &self.memory.source {
+            Source::Own(hold, _) => hold.block.order.after(&self.stream),
+            // By now the work is enqueued; what is let go asks all streams that were noted.
+            Source::Theirs(lease) => lease.note(&self.stream),
+        };
+        if let Err(refusal) = ordered {
             // Waiting here is as good, if the driver does that much.
             tracing::warn!("the owner's stream could not be ordered after a use: {refusal}");
             let _ = self.stream.synchronize();

@@ -21,6 +21,8 @@ pub(crate) struct Said {
     n: String,
     /// Its pid namespace on its machine: names that go by process numbers mean nothing outside.
     s: String,
+    /// The shared memory that it sees (`/dev/shm`): the driver keeps events of several processes there.
+    m: u64,
     /// The devices by UUID, and whether each has events for other processes.
     d: Vec<(String, bool)>,
 }
@@ -34,6 +36,8 @@ pub(crate) struct Pair {
     pub(crate) is_one_process: bool,
     /// Both see each other's process numbers.
     pub(crate) is_one_namespace: bool,
+    /// Both see one `/dev/shm`.
+    is_one_mount: bool,
 }
 
 fn nonce() -> Result<String, Refusal> {
@@ -65,10 +69,16 @@ fn namespace() -> String {
     }
 }
 
+/// What tells this process's `/dev/shm` from another; 0 where there is none.
+fn mount() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/dev/shm").map_or(0, |mount| mount.dev())
+}
+
 /// This process's offer on a rung, with these devices.
 pub(crate) fn make(rung: RungId, devices: Vec<(Device, bool)>) -> Result<Offer, Refusal> {
     let d = devices.into_iter().map(|(device, events)| (device.to_string(), events)).collect();
-    let said = Said { v: FORMAT, n: nonce()?, s: namespace(), d };
+    let said = Said { v: FORMAT, n: nonce()?, s: namespace(), m: mount(), d };
     Ok(Offer { rung, meta: Meta::write(&said)?, handles: Vec::new() })
 }
 
@@ -89,6 +99,7 @@ impl Pair {
         Ok(Self {
             is_one_process: mine.n == peer.n,
             is_one_namespace: mine.s == peer.s,
+            is_one_mount: mine.m == peer.m,
             mine: devices(&mine)?,
             theirs: devices(&peer)?,
         })
@@ -112,6 +123,6 @@ impl Pair {
     /// Whether events of this device order work across both processes.
     pub(crate) fn has_events(&self, device: Device) -> bool {
         let has = |devices: &[(Device, bool)]| devices.contains(&(device, true));
-        self.is_one_namespace && has(&self.mine) && has(&self.theirs)
+        self.is_one_namespace && self.is_one_mount && has(&self.mine) && has(&self.theirs)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cuda::{Context, Event, Stream};
-use rung::{Device, Fault, LeaseId, Meta, Reason, Refusal};
+use rung::{Device, Fault, LeaseId, Meta, Reason, Refusal, Storage};
 use serde::{Deserialize, Serialize};
 
 use crate::block::{Block, Hold};
@@ -48,6 +48,9 @@ struct Notice {
 
 /// Things of one kind that wait to be said, at most: more is a peer that does not listen.
 const UNSAID: usize = 1 << 14;
+
+/// Allocations that one notice says something of that takes a search, at most.
+const NAMED: usize = 1 << 10;
 
 /// What a receipt says.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -98,6 +101,8 @@ struct Out {
     ready: Option<Ours>,
     /// Ours, where it is: to be ordered after what the peer still does.
     hold: Option<Arc<Hold>>,
+    /// A third's, where it is: what may come back.
+    forwarded: Option<Weak<Storage>>,
 }
 
 /// What the peer has of an allocation.
@@ -117,6 +122,8 @@ struct Exports {
     allocations: HashMap<u64, Key>,
     /// What must not be freed before the peer has unmapped it.
     kept: HashMap<u64, Arc<Block>>,
+    /// What a peer works on and cannot say when it is done: until it is gone.
+    given_up: Vec<Arc<Block>>,
     /// To be told.
     retired: Vec<(Key, u64)>,
     lost: Vec<Key>,
@@ -139,7 +146,10 @@ struct Kept {
 #[derive(Debug)]
 enum Done {
     Event(Ours),
+    /// The peer cannot wait for it, so its receipt does.
     Stream(Stream),
+    /// To be unmapped first.
+    Unmap(Arc<Import>),
 }
 
 #[derive(Debug, Default)]
@@ -232,11 +242,12 @@ impl Session {
         lease: LeaseId,
         (number, serial): (Key, u64),
         once: bool,
-        hold: Option<&Arc<Hold>>,
+        (hold, forwarded): (Option<&Arc<Hold>>, Option<&Arc<Storage>>),
         ready: Option<Ours>,
     ) -> Naming {
         let mut exports = lock(&self.exports);
-        let out = Out { home: false, number, ready, hold: hold.cloned() };
+        let forwarded = forwarded.map(Arc::downgrade);
+        let out = Out { home: false, number, ready, hold: hold.cloned(), forwarded };
         exports.out.insert(lease, out);
         let (with_source, keep) = (true, true);
         if number == 0 {
@@ -351,7 +362,7 @@ impl Session {
             tracing::warn!("memory that a peer still works on is given up: {fault}");
             hold.block.spoil();
             if hold.block.buffer.as_shareable().is_none() {
-                std::mem::forget(Arc::clone(&hold.block));
+                lock(&self.exports).given_up.push(Arc::clone(&hold.block));
             }
         }
         if said.l
@@ -413,10 +424,11 @@ impl Session {
         let home = out.as_ref().is_some_and(|out| out.home);
         let ready = out.as_ref().and_then(|out| out.ready.clone());
         let gone = self.gone.load(Ordering::Acquire);
-        if let Some(ready) = ready
-            && gone
-        {
-            exports.ready.give(ready);
+        match ready {
+            Some(ready) if gone => exports.ready.give(ready),
+            // A peer that is there may yet wait for it.
+            Some(ready) => std::mem::forget(ready),
+            None => {}
         }
         let idle = Self::idle_exports(&mut exports);
         drop(exports);
@@ -433,6 +445,17 @@ impl Session {
         let exports = lock(&self.exports);
         let out = exports.out.values().filter(|out| !out.home && out.number == number);
         out.filter_map(|out| out.hold.clone()).collect()
+    }
+
+    /// The same, of a third's.
+    pub(crate) fn forwarded(&self, number: Key) -> Vec<Arc<Storage>> {
+        let exports = lock(&self.exports);
+        let out = exports.out.values().filter(|out| !out.home && out.number == number);
+        out.filter_map(|out| out.forwarded.as_ref()?.upgrade()).collect()
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
     }
 
     /// The users of an allocation have let go; told from destructors.
@@ -483,14 +506,21 @@ impl Session {
 
     pub(crate) fn peer_gone(&self) {
         self.gone.store(true, Ordering::Release);
-        let kept = std::mem::take(&mut lock(&self.exports).kept);
+        let (kept, given_up) = {
+            let mut exports = lock(&self.exports);
+            (std::mem::take(&mut exports.kept), std::mem::take(&mut exports.given_up))
+        };
         let imports: Vec<Arc<Import>> = {
             let imports = lock(&self.imports);
             let kept = imports.kept.values().map(|kept| Arc::clone(&kept.import));
             kept.chain(imports.once.iter().filter_map(|(_, import)| import.upgrade())).collect()
         };
-        // Freed here, outside all locks: nobody maps it any more.
-        drop(kept);
+        // Whoever it lent it on to may have it mapped.
+        for block in kept.into_values().chain(given_up) {
+            if block.was_lent_on() {
+                std::mem::forget(block);
+            }
+        }
         for import in imports {
             import.owner_is_gone();
         }
@@ -607,8 +637,14 @@ impl Session {
     }
 
     /// A lease was let go, and these streams used it: what still runs there is told with the receipt.
-    pub(crate) fn note_used(&self, lease: LeaseId, used: Vec<Stream>, settles: bool) {
-        let mut finished = Vec::new();
+    pub(crate) fn note_used(
+        &self,
+        lease: LeaseId,
+        used: Vec<Stream>,
+        once: Option<Arc<Import>>,
+        settles: bool,
+    ) {
+        let mut finished: Vec<Done> = once.into_iter().map(Done::Unmap).collect();
         for stream in used {
             if stream.is_done().unwrap_or(false) {
                 continue;
@@ -625,6 +661,18 @@ impl Session {
         if !finished.is_empty() {
             lock(&self.imports).finished.insert(lease, finished);
         }
+    }
+
+    /// Whether nothing is left that its receipt would have to wait for.
+    pub(crate) fn is_settled(&self, lease: LeaseId) -> bool {
+        let imports = lock(&self.imports);
+        imports.finished.get(&lease).is_none_or(|finished| {
+            finished.iter().all(|done| match done {
+                Done::Event(_) => true,
+                Done::Stream(stream) => stream.is_done().unwrap_or(true),
+                Done::Unmap(import) => import.is_idle(),
+            })
+        })
     }
 
     /// What the receipt of a lease says; waits where the peer cannot.
@@ -648,7 +696,12 @@ impl Session {
                         waited
                     }
                 },
+                // Done, by the time that it is asked for.
                 Done::Stream(stream) => stream.synchronize(),
+                Done::Unmap(import) => {
+                    drop(import);
+                    Ok(())
+                }
             };
             if let Err(refusal) = wait {
                 // Work that failed does not run any more.
@@ -700,7 +753,7 @@ impl Session {
         {
             let mut imports = lock(&self.imports);
             let told = imports.kept.values().map(|kept| kept.retired.len()).sum::<usize>();
-            if imports.closed.len() + told + x.len() > UNSAID {
+            if imports.closed.len() + told + x.len() > UNSAID || l.len() + g.len() > NAMED {
                 return Err(Fault::new(Reason::OverCap, "more is said to be gone than was lent"));
             }
             for (number, serial) in x {
@@ -772,11 +825,14 @@ impl Drop for Session {
             let out: Vec<Ours> =
                 exports.out.values_mut().filter_map(|out| out.ready.take()).collect();
             let flying = std::mem::take(&mut imports.flying);
-            (std::mem::take(&mut exports.kept), (out, flying))
+            drop((exports.ready.shrink(), imports.done.shrink()));
+            let pools = (std::mem::take(&mut exports.ready), std::mem::take(&mut imports.done));
+            let mut kept: Vec<Arc<Block>> =
+                std::mem::take(&mut exports.kept).into_values().collect();
+            kept.append(&mut exports.given_up);
+            (kept, (out, flying, pools))
         };
-        if !events.0.is_empty() || !events.1.is_empty() {
-            std::mem::forget(events);
-        }
+        std::mem::forget(events);
         if !kept.is_empty() {
             tracing::warn!(
                 blocks = kept.len(),

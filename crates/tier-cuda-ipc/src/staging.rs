@@ -6,13 +6,16 @@
 use std::sync::{Arc, Mutex};
 
 use cuda::{Buffer, Context, Stream};
-use rung::{Device, Refusal};
+use rung::{Device, Reason, Refusal};
 
 use crate::block::{Block, Hold};
 use crate::lock;
 
 /// Idle blocks that are kept.
 const IDLE: usize = 8;
+
+/// Bytes of them.
+const IDLE_BYTES: usize = 1 << 30;
 
 /// What sizes are multiples of, at least.
 const STEP: usize = 2 << 20;
@@ -33,7 +36,11 @@ impl Staging {
     pub(crate) fn take(&self, device: Device, len: usize) -> Result<Arc<Hold>, Refusal> {
         let fits = |hold: &Arc<Hold>| {
             let buffer = &hold.block.buffer;
-            buffer.device() == device && buffer.len() >= len && buffer.len() / 2 <= class(len)
+            // A peer that is not done with it keeps nobody waiting.
+            buffer.device() == device
+                && buffer.len() >= len
+                && buffer.len() / 2 <= class(len)
+                && hold.block.order.is_done().unwrap_or(false)
         };
         {
             let mut idle = lock(&self.idle);
@@ -44,7 +51,15 @@ impl Staging {
             }
         }
         let context = Context::of(device)?;
-        let buffer = Buffer::shareable(&context, class(len))?;
+        let buffer = match Buffer::shareable(&context, class(len)) {
+            Err(refusal) if refusal.reason() == Reason::NoMemory => {
+                // What waits here idle may be what is missing.
+                let idle = std::mem::take(&mut *lock(&self.idle));
+                drop(idle);
+                Buffer::shareable(&context, class(len))?
+            }
+            made => made?,
+        };
         // Of its own: a peer that is not done with one holds up no other.
         Ok(Hold::new(Block::new(buffer, Stream::new(&context)?)))
     }
@@ -57,15 +72,20 @@ impl Staging {
         }
         let mut idle = lock(&self.idle);
         idle.push(hold);
-        let over = if idle.len() > IDLE { Some(idle.remove(0)) } else { None };
+        let mut over = Vec::new();
+        let bytes =
+            |idle: &[Arc<Hold>]| -> usize { idle.iter().map(|hold| hold.block.buffer.len()).sum() };
+        while idle.len() > IDLE || bytes(&idle) > IDLE_BYTES {
+            over.push(idle.remove(0));
+        }
         drop(idle);
         over.into_iter().for_each(forget);
     }
 }
 
 /// Unmapping waits for the device, and whoever reads the socket is here. Without a thread, it is dropped here after all.
-fn forget(hold: Arc<Hold>) {
-    let _ = std::thread::Builder::new().name("cuda-forget".into()).spawn(move || drop(hold));
+pub(crate) fn forget(kept: impl Send + 'static) {
+    let _ = std::thread::Builder::new().name("cuda-forget".into()).spawn(move || drop(kept));
 }
 
 #[cfg(test)]

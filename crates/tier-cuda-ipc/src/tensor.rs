@@ -10,7 +10,7 @@ use crate::block::{Block, Hold};
 use crate::memory::{CudaMemory, Source, Use};
 
 fn storage(hold: Arc<Hold>, len: usize) -> Arc<Storage> {
-    let memory = CudaMemory { source: Source::Own(hold, false), offset: 0, len };
+    let memory = CudaMemory { source: Source::Own(hold, false), offset: 0, len, _whole: None };
     Arc::new(Storage::new(memory))
 }
 
@@ -43,7 +43,12 @@ pub fn alloc_on(device: Device, dtype: DType, shape: &[usize]) -> Result<DeviceT
 /// As [`alloc_on`], or a refusal where its memory cannot be read here.
 pub fn copy_to(device: Device, tensor: &Tensor) -> Result<Tensor, Refusal> {
     let mut copy = alloc_on(device, tensor.dtype(), tensor.shape())?;
-    copy.write(&tensor.to_bytes()?)?;
+    if tensor.layout().is_contiguous() {
+        // From where it lies: what the driver knows is copied without a detour.
+        copy.write(&tensor.storage().read(tensor.layout().span())?)?;
+    } else {
+        copy.write(&tensor.to_bytes()?)?;
+    }
     Ok(copy.share())
 }
 

@@ -34,6 +34,9 @@ struct Notice {
     x: Vec<u64>,
 }
 
+/// Of a device's memory on its way into a file.
+const PIECE: usize = 1 << 20;
+
 const UNKNOWN: &str = "unknown";
 const EXPOSED: &str = "exposed";
 
@@ -92,15 +95,25 @@ impl ShmCarrier {
 
     /// A copy of a device's memory, straight into a block.
     fn stage(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
-        let origin = Some(storage.device());
-        let copy = |bytes: &mut [u8]| storage.memory().read_at(0, bytes);
-        let pin = |draft: &Draft| crate::staging::pin(storage.device(), draft);
-        let draft = Draft::build_at_once(storage.len(), pin, copy)?;
+        let (origin, len) = (Some(storage.device()), storage.len());
         let copy = if self.is_trusted() && !storage.memory().needs_fresh_memory() {
-            Storage::new(LentMemory(draft.share()?))
+            let copy = |bytes: &mut [u8]| storage.memory().read_at(0, bytes);
+            let pin = |draft: &Draft| crate::staging::pin(storage.device(), draft);
+            Storage::new(LentMemory(Draft::build_at_once(len, pin, copy)?.share()?))
         } else {
-            let (block, len) = (Arc::new(draft.seal()?), storage.len());
-            Storage::new(SealedMemory { block, len, once: true })
+            // A fresh block, sealed for good, is written by the kernel; so it goes in pieces.
+            let block = Sealed::build(len, |filling| {
+                let mut piece = vec![0; len.min(PIECE)];
+                let mut at = 0;
+                while at < len {
+                    let some = piece.len().min(len - at);
+                    storage.memory().read_at(at, &mut piece[..some])?;
+                    filling.write(&piece[..some])?;
+                    at += some;
+                }
+                Ok(())
+            })?;
+            Storage::new(SealedMemory { block: Arc::new(block), len, once: true })
         };
         let copy = Arc::new(copy);
         let Some(block) = Block::of(&copy) else { return Err(Reason::OtherKind.into()) };

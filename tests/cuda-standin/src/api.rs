@@ -395,6 +395,8 @@ pub extern "C" fn cuEventRecord(event: u64, stream: u64) -> Code {
     known.stream = id;
     let page = Arc::clone(&known.page);
     let number = page.header().recorded.fetch_add(1, Ordering::AcqRel) + 1;
+    known.records.retain(|(number, _)| !page.header().is_done(*number));
+    known.records.push((number, id));
     enqueue(state, id, Op::Record { event: page, number });
     OK
 }
@@ -407,11 +409,11 @@ pub extern "C" fn cuEventQuery(event: u64) -> Code {
     let asked = known.asked;
     let header = known.page.header();
     let recorded = header.recorded.load(Ordering::Acquire);
-    if header.done.load(Ordering::Acquire) >= recorded {
+    if header.is_done(recorded) {
         return OK;
     }
     if asked > PATIENCE {
-        header.wanted.fetch_max(recorded, Ordering::AcqRel);
+        header.want(recorded);
     }
     NOT_READY
 }
@@ -427,8 +429,8 @@ pub extern "C" fn cuEventSynchronize(event: u64) -> Code {
         run(stream, Some((&page, number)));
         return OK;
     }
-    page.header().wanted.fetch_max(number, Ordering::AcqRel);
-    while page.header().done.load(Ordering::Acquire) < number {
+    page.header().want(number);
+    while !page.header().is_done(number) {
         if !is_running(u64::from(exporter)) {
             return INVALID_HANDLE;
         }

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `CUDA_CPU_STANDIN=1` | without it there is no device |
 //! | `CUDA_CPU_STANDIN_DEFER=1` | deferred mode |
-//! | `CUDA_CPU_STANDIN_FAULTS=a,b` | fails on request, see [`FAULTS`] |
+//! | `CUDA_CPU_STANDIN_FAULTS=a,b` | fails on request, see [`FAULTS`]; `@FILE` for a file with them, looked at each time |
 //! | `CUDA_VISIBLE_DEVICES=1,0` | as with the driver, by number |
 //!
 //! It cannot be taken for a driver: its devices are named [`NAME`], their UUIDs spell `CPU-STAND-IN-`, and it exports

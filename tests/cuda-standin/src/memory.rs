@@ -30,8 +30,35 @@ pub(crate) struct Header {
     openers: [AtomicU64; 16],
     /// Of events: see `work`.
     pub(crate) recorded: AtomicU64,
-    pub(crate) wanted: AtomicU64,
-    pub(crate) done: AtomicU64,
+    /// By the number of the record: it is waited for, and it is done. A later record says nothing of an earlier one,
+    /// which may be on another stream.
+    wanted: [AtomicU64; RECORDS],
+    done: [AtomicU64; RECORDS],
+}
+
+/// Records of one event that may be under way at a time.
+const RECORDS: usize = 128;
+
+impl Header {
+    fn slot(number: u64) -> usize {
+        usize::try_from(number).unwrap_or(0) % RECORDS
+    }
+
+    pub(crate) fn is_done(&self, number: u64) -> bool {
+        number == 0 || self.done[Self::slot(number)].load(Ordering::Acquire) >= number
+    }
+
+    pub(crate) fn note_done(&self, number: u64) {
+        self.done[Self::slot(number)].fetch_max(number, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_wanted(&self, number: u64) -> bool {
+        self.wanted[Self::slot(number)].load(Ordering::Acquire) >= number
+    }
+
+    pub(crate) fn want(&self, number: u64) {
+        self.wanted[Self::slot(number)].fetch_max(number, Ordering::AcqRel);
+    }
 }
 
 /// A file in memory, mapped here.

@@ -66,8 +66,13 @@ pub(crate) fn lock() -> MutexGuard<'static, State> {
 }
 
 pub(crate) fn fault(name: &str) -> bool {
-    std::env::var("CUDA_CPU_STANDIN_FAULTS")
-        .is_ok_and(|faults| faults.split(',').any(|fault| fault == name))
+    let Ok(faults) = std::env::var("CUDA_CPU_STANDIN_FAULTS") else { return false };
+    // In a file, they may change while the process runs.
+    let faults = match faults.strip_prefix('@') {
+        Some(path) => std::fs::read_to_string(path).unwrap_or_default(),
+        None => faults,
+    };
+    faults.trim().split(',').any(|fault| fault == name)
 }
 
 pub(crate) fn is_deferred() -> bool {

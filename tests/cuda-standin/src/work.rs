@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -58,6 +57,8 @@ pub(crate) struct EventState {
     pub(crate) shared: bool,
     /// On which stream it was last recorded, in this process.
     pub(crate) stream: u64,
+    /// Records that may not be done, and their streams.
+    pub(crate) records: Vec<(u64, u64)>,
     /// 0 for one of this process.
     pub(crate) exporter: u32,
     pub(crate) asked: u32,
@@ -125,7 +126,7 @@ fn perform(state: &mut State, op: Op) {
             }
         }
         Op::Record { event, number } => {
-            event.header().done.fetch_max(number, Ordering::Release);
+            event.header().note_done(number);
         }
         Op::Free(start) => state.free(start),
         Op::Wait { .. } | Op::Call(..) => {}
@@ -136,9 +137,7 @@ fn perform(state: &mut State, op: Op) {
 pub(crate) fn run(stream: u64, until: Option<(&Backing, u64)>) {
     loop {
         let mut state = lock();
-        if until
-            .is_some_and(|(event, number)| event.header().done.load(Ordering::Acquire) >= number)
-        {
+        if until.is_some_and(|(event, number)| event.header().is_done(number)) {
             return;
         }
         let Some(queued) = state.streams.get_mut(&stream) else { return };
@@ -177,8 +176,8 @@ fn wait(event: &Backing, number: u64, stream: u64, exporter: u32) {
     if exporter == 0 {
         return run(stream, Some((event, number)));
     }
-    header.wanted.fetch_max(number, Ordering::Release);
-    while header.done.load(Ordering::Acquire) < number {
+    header.want(number);
+    while !header.is_done(number) {
         // Of a process that is gone nothing comes any more.
         if !crate::memory::is_running(u64::from(exporter)) {
             return;
@@ -200,12 +199,12 @@ pub(crate) fn look_after_others() {
                 let state = lock();
                 let events = state.events.values().filter(|event| event.exporter == 0);
                 let wanted: Vec<_> = events
-                    .filter(|event| {
+                    .flat_map(|event| event.records.iter().map(move |record| (event, record)))
+                    .filter(|(event, (number, _))| {
                         let header = event.page.header();
-                        let wanted = header.wanted.load(Ordering::Acquire);
-                        header.done.load(Ordering::Acquire) < wanted
+                        header.is_wanted(*number) && !header.is_done(*number)
                     })
-                    .map(|event| (event.stream, Arc::clone(&event.page)))
+                    .map(|(event, (number, stream))| (*stream, Arc::clone(&event.page), *number))
                     .collect();
                 let streams: Vec<u64> = state
                     .streams
@@ -218,11 +217,8 @@ pub(crate) fn look_after_others() {
                     .collect();
                 drop(state);
                 // Each on a thread of its own: one may wait for another process, which waits for another one here.
-                for (stream, page) in wanted {
-                    std::thread::spawn(move || {
-                        let number = page.header().wanted.load(Ordering::Acquire);
-                        run(stream, Some((&page, number)));
-                    });
+                for (stream, page, number) in wanted {
+                    std::thread::spawn(move || run(stream, Some((&page, number))));
                 }
                 for stream in streams {
                     if let Some(stream) = lock().streams.get_mut(&stream) {
@@ -295,7 +291,10 @@ pub(crate) fn place(state: &State, address: u64, len: usize) -> Result<Place, Co
 pub(crate) fn make_event(state: &mut State, shared: bool) -> Result<u64, Code> {
     let page = Backing::make(EVENT, 0, 1)?;
     let id = state.id() << 8;
-    state.events.insert(id, EventState { page, shared, stream: 0, exporter: 0, asked: 0 });
+    state.events.insert(
+        id,
+        EventState { page, shared, stream: 0, records: Vec::new(), exporter: 0, asked: 0 },
+    );
     Ok(id)
 }
 
@@ -365,6 +364,9 @@ pub(crate) fn open_event(state: &mut State, handle: &[u8; 64]) -> Result<u64, Co
     let page = Backing::open(file, EVENT).ok_or(INVALID_HANDLE)?;
     let exporter = u32::try_from(words[1]).map_err(|_| INVALID_VALUE)?;
     let id = state.id() << 8;
-    state.events.insert(id, EventState { page, shared: false, stream: 0, exporter, asked: 0 });
+    state.events.insert(
+        id,
+        EventState { page, shared: false, stream: 0, records: Vec::new(), exporter, asked: 0 },
+    );
     Ok(id)
 }

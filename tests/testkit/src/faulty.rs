@@ -239,6 +239,10 @@ impl Carrier for FaultyCarrier {
         self.inner.unopened(lease);
     }
 
+    fn is_settled(&self, lease: LeaseId) -> bool {
+        self.inner.is_settled(lease)
+    }
+
     fn receipt(&self, lease: LeaseId) -> Receipt {
         Receipt { rung: self.wrong.fault.id.clone(), ..self.inner.receipt(lease) }
     }

@@ -88,6 +88,11 @@ fn act() -> ExitCode {
             Ok(Value::Null)
         })
         .on("held", |_| digest(held().last().ok_or("nothing is held")?))
+        .on("open", |_| {
+            // What is read has its context for as long as it is held.
+            held().iter().try_for_each(|value| digest(value).map(drop))?;
+            Ok(Value::Null)
+        })
         .on("let go", |_| {
             let held = std::mem::take(&mut *held());
             Ok(Value::from(held.len()))
@@ -111,6 +116,7 @@ fn act() -> ExitCode {
                 ("imports made", of(Count::ImportsMade)),
                 ("handles", of(Count::Handles)),
                 ("events", of(Count::Events)),
+                ("pinned", of(Count::CopiedPinned)),
                 ("descriptors", Value::from(descriptors("self").values().sum::<usize>())),
             ]))
         })
@@ -332,6 +338,8 @@ fn the_owner_is_killed_while_its_memory_is_held() -> Outcome {
         worker.process().kill();
         eventually("the end is seen", || Ok(worker.call("echo", Value::Null).is_err()))?;
         drop(worker);
+        // Twice: of an owner that is gone nothing is waited for.
+        let _ = tensor.to_bytes();
         match tensor.to_bytes() {
             Ok(bytes) if survives => check(bytes == pattern(100_000, 3), kind)?,
             Err(refusal) if !survives => {
@@ -486,6 +494,96 @@ fn memory_goes_on_without_a_copy() -> Outcome {
     Ok(())
 }
 
+/// What was lent on and comes back is what was lent on: it can go home from there.
+fn what_was_lent_on_comes_back() -> Outcome {
+    for kind in ["plain", "shareable", "stream ordered"] {
+        let (a, b) = (worker()?, worker()?);
+        let (tensor, _) = make(&a, kind, 40_000)?;
+        let part = tensor.slice(0, 100, 20_000).map_err(text)?;
+        for _ in 0..2 {
+            let reply = sent(&b, "echo", &part)?;
+            let back = reply.value().as_tensor().ok_or("no tensor")?.clone();
+            check(reply.received().legs[0].copies == 0, (kind, &reply.received().legs[0]))?;
+            check(back.to_bytes().map_err(text)? == pattern(40_000, 3)[100..20_000], kind)?;
+            let home = as_text(&sent(&a, "digest", &back)?)?;
+            check(home == testkit::sha256(&pattern(40_000, 3)[100..20_000]), (kind, "at home"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What a driver refuses after all was proven heals in the same call: one rung lower, and at last through the host.
+fn what_breaks_later_goes_through_the_host() -> Outcome {
+    let folder = std::env::temp_dir().join(format!("standin-faults-{}", std::process::id()));
+    std::fs::write(&folder, "").map_err(text)?;
+    let outcome = (|| {
+        let worker = worker_with(&format!("@{}", folder.display()))?;
+        for (kind, rung) in [("shareable", RungId::CUDA_VMM), ("plain", RungId::CUDA_IPC)] {
+            let good = tensor_of(kind, device(0)?, &pattern(3000, 1)).map_err(text)?;
+            sent(&worker, "hold", &good)?;
+            check(
+                as_text(&sent(&worker, "digest", &good)?)? == testkit::sha256(&pattern(3000, 1)),
+                kind,
+            )?;
+            check(leg(&sent(&worker, "digest", &good)?)?.rung == rung, kind)?;
+        }
+        // The worker holds what it has open, so it has a context, and opens what comes at once.
+        worker.call("open", Value::Null).map_err(text)?;
+        std::fs::write(&folder, "no-import,no-open").map_err(text)?;
+        let fresh = tensor_of("plain", device(0)?, &pattern(9000, 2)).map_err(text)?;
+        let reply = sent(&worker, "digest", &fresh)?;
+        check(as_text(&reply)? == testkit::sha256(&pattern(9000, 2)), "bytes")?;
+        let leg = leg(&reply)?;
+        check(leg.rung == RungId::SHM && leg.origin == Some(device(0)?), &leg)
+    })();
+    let _ = std::fs::remove_file(&folder);
+    outcome
+}
+
+/// A worker that is another program, as far as anybody can tell: it is shown what is sent to it, and nothing beside it.
+fn a_stranger_is_shown_no_more_than_it_is_sent() -> Outcome {
+    let folder = std::env::temp_dir().join(format!("stranger-{}", std::process::id()));
+    let exe = std::env::current_exe().map_err(text)?;
+    std::fs::copy(exe, &folder).map_err(text)?;
+    let stranger = |faults: &str| {
+        let command = Command::new(&folder).env(ROLE, "1").output(Output::Discard);
+        let command = command.env("CUDA_CPU_STANDIN_FAULTS", faults).grace(Duration::ZERO);
+        Worker::spawn(command).map_err(text)
+    };
+    let outcome = (|| {
+        let (friend, other) = (worker()?, stranger("")?);
+        let expect = |worker: &Worker, tensor: &Tensor, rung: &RungId, copies: u8| -> Outcome {
+            let bytes = tensor.to_bytes().map_err(text)?;
+            let reply = sent(worker, "digest", tensor)?;
+            check(as_text(&reply)? == testkit::sha256(&bytes), "bytes")?;
+            let leg = leg(&reply)?;
+            check((&leg.rung, leg.copies) == (rung, copies), &leg)
+        };
+        let (ipc, vmm) = (RungId::CUDA_IPC, RungId::CUDA_VMM);
+        let of = |kind, len| tensor_of(kind, device(0)?, &pattern(len, 7)).map_err(text);
+        expect(&friend, &of("plain", 4096)?, &ipc, 0)?;
+        expect(&other, &of("plain", 4096)?, &vmm, 1)?;
+        expect(&other, &of("plain", 2 << 20)?, &ipc, 0)?;
+        expect(&other, &of("shareable", 4096)?, &vmm, 0)?;
+        // What a friend lent goes on to it as a copy.
+        let (lent, _) = make(&friend, "plain", 4096)?;
+        expect(&other, &lent, &vmm, 1)?;
+        // Seen by a stranger, it is not written again.
+        let born = alloc_on(device(0)?, ladder::DType::U8, &[4096]).map_err(text)?.share();
+        sent(&other, "digest", &born)?;
+        eventually("home", || Ok(other.lent().0 == 0))?;
+        check(DeviceTensorMut::reclaim(born).is_err(), "written again")?;
+        // Through the host, whatever was in the pool's blocks before.
+        let poor = stranger("no-vmm,no-legacy")?;
+        for len in [100, 4096, 70_000, 3 << 20] {
+            expect(&poor, &of("stream ordered", len)?, &RungId::SHM, 1)?;
+        }
+        Ok(())
+    })();
+    let _ = std::fs::remove_file(&folder);
+    outcome
+}
+
 /// What goes back to its owner is its own memory: nothing is opened in the process that made it.
 fn what_comes_back_is_the_same_memory() -> Outcome {
     let worker = worker()?;
@@ -572,6 +670,7 @@ fn a_trip_through_the_host_is_pinned_and_goes_back() -> Outcome {
         eventually("home", || Ok(worker.lent().0 == 0))?;
     }
     check(count(Count::Registered) == Some(1), count(Count::Registered))?;
+    let there = counted(&counts(&worker)?, "pinned");
     let pinned = count(Count::CopiedPinned).unwrap_or(0) - before;
     check(pinned == 3 * (5 << 20), pinned)?;
     // Put back where it was over there, it is a tensor of a device again.
@@ -579,6 +678,8 @@ fn a_trip_through_the_host_is_pinned_and_goes_back() -> Outcome {
     let back = reply.value().as_tensor().ok_or("no tensor")?;
     check(back.device() == device(0)?, back.device())?;
     check(back.to_bytes().map_err(text)? == bytes, "restored")?;
+    let pinned = counted(&counts(&worker)?, "pinned") - there;
+    check(pinned == 5 << 20, (pinned, "bytes were copied pinned by the receiver"))?;
     // The other way round.
     let (back, leg) = make(&worker_with("no-vmm,no-legacy")?, "plain", 5 << 20)?;
     check(leg.rung == RungId::SHM && leg.origin == Some(device(0)?), &leg)?;
@@ -660,6 +761,7 @@ fn trials() -> Vec<Trial> {
         ("the_owner_is_killed", the_owner_is_killed_while_its_memory_is_held),
         ("memory_goes_on_without_a_copy", memory_goes_on_without_a_copy),
         ("what_comes_back_is_the_same_memory", what_comes_back_is_the_same_memory),
+        ("what_was_lent_on_comes_back", what_was_lent_on_comes_back),
         ("the_owner_writes_after_the_peer_is_done", the_owner_writes_after_the_peer_is_done),
         ("a_staged_copy_is_used_again_after", a_staged_copy_is_used_again_after_the_peer_is_done),
     ];
@@ -670,6 +772,8 @@ fn trials() -> Vec<Trial> {
         ("what_the_driver_lacks_is_told", what_the_driver_lacks_is_told),
         ("a_host_only_session_makes_no_context", a_host_only_session_makes_no_context),
         ("many_sends_leave_nothing", many_sends_leave_nothing),
+        ("what_breaks_later_goes_through_the_host", what_breaks_later_goes_through_the_host),
+        ("a_stranger_is_shown_no_more", a_stranger_is_shown_no_more_than_it_is_sent),
         ("pieces_of_one_allocation_are_opened_once", pieces_of_one_allocation_are_opened_once),
         ("what_is_dropped_is_freed_after", what_is_dropped_is_freed_after_the_peer_unmapped_it),
         ("a_trip_through_the_host_is_pinned", a_trip_through_the_host_is_pinned_and_goes_back),
