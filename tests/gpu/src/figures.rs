@@ -54,15 +54,23 @@ fn plain(context: &Arc<Context>, len: usize) -> Result<Tensor, Error> {
     Ok(share_buffer(buffer, &stream, DType::U8, &[len])?)
 }
 
-/// Measured on the first device; sizes that a stand-in can bear where it is one.
-pub(crate) fn rows(on_stand_in: bool) -> Result<Vec<Row>, Error> {
+/// Bytes of what is large, and of what is copied: as much as a stand-in can bear where it is one.
+fn sizes(on_stand_in: bool) -> Result<(usize, usize), Error> {
     let info = &cuda::driver()?.devices()[0];
-    let context = Context::of(info.device())?;
-    let worker = Worker::spawn_self()?;
-    let large = if on_stand_in { 64 << 20 } else { (8usize << 30).min(info.bytes() / 4) };
-    let bulk = if on_stand_in { 32 << 20 } else { 1usize << 30 };
-    let mut rows = Vec::new();
+    let large = (8usize << 30).min(info.bytes() / 4);
+    Ok(if on_stand_in { (64 << 20, 32 << 20) } else { (large, 1 << 30) })
+}
 
+fn first() -> Result<Arc<Context>, Error> {
+    Ok(Context::of(cuda::driver()?.devices()[0].device())?)
+}
+
+/// What a send costs once its memory is mapped, whatever its size.
+pub(crate) fn hops(on_stand_in: bool) -> Result<Vec<Row>, Error> {
+    let info = &cuda::driver()?.devices()[0];
+    let (context, worker) = (first()?, Worker::spawn_self()?);
+    let (large, _) = sizes(on_stand_in)?;
+    let mut rows = Vec::new();
     for (name, rung) in [("cuda-ipc", RungId::CUDA_IPC), ("cuda-vmm", RungId::CUDA_VMM)] {
         let make = |len: usize| -> Result<Tensor, Error> {
             if rung == RungId::CUDA_IPC {
@@ -92,14 +100,20 @@ pub(crate) fn rows(on_stand_in: bool) -> Result<Vec<Row>, Error> {
         rows.push(Row::figure(format!("{name}: opening"), found, "under 5 µs", open < 5.0));
     }
 
-    // A copy on the device, on the way to a peer, beside the plain one.
+    Ok(rows)
+}
+
+/// A copy on the device, on the way to a peer, beside the plain one.
+pub(crate) fn copies(on_stand_in: bool) -> Result<Vec<Row>, Error> {
+    let (context, worker) = (first()?, Worker::spawn_self()?);
+    let (_, bulk) = sizes(on_stand_in)?;
     let stream = Stream::new(&context)?;
     let (from, to) = (Buffer::plain(&context, bulk)?, Buffer::plain(&context, bulk)?);
     let plainly = best(10, || {
         to.copy_from(&from, &stream)?;
         Ok(stream.synchronize()?)
     })?;
-    drop(to);
+    drop((from, to));
     let ordered = Buffer::stream_ordered(&stream, bulk)?;
     let tensor = share_buffer(ordered, &stream, DType::U8, &[bulk])?;
     hop(&worker, &tensor, &RungId::CUDA_VMM, 5)?;
@@ -115,15 +129,20 @@ pub(crate) fn rows(on_stand_in: bool) -> Result<Vec<Row>, Error> {
         rate(bulk, plainly),
         share * 100.0
     );
-    rows.push(Row::figure(
+    Ok(vec![Row::figure(
         "copied on the device, and sent",
         found,
         "80 % of the plain copy",
         share >= 0.8,
-    ));
-    drop(tensor);
+    )])
+}
 
-    // To the host: pageable, registered, and registered straight into a block.
+/// To the host: pageable, registered, and registered straight into a block.
+pub(crate) fn to_the_host(on_stand_in: bool) -> Result<Vec<Row>, Error> {
+    let context = first()?;
+    let (_, bulk) = sizes(on_stand_in)?;
+    let stream = Stream::new(&context)?;
+    let from = Buffer::plain(&context, bulk)?;
     let mut host = vec![1u8; bulk];
     let pageable = best(3, || Ok(from.read_at(0, &mut host, &stream)?))?;
     let pinned = {
@@ -142,13 +161,12 @@ pub(crate) fn rows(on_stand_in: bool) -> Result<Vec<Row>, Error> {
         to_pinned * 100.0
     );
     let holds = to_pinned >= 0.8 && over >= 1.8;
-    rows.push(Row::figure(
+    Ok(vec![Row::figure(
         "to the host, into a block",
         found,
         "80 % of pinned, 1.8× pageable",
         holds,
-    ));
-    Ok(rows)
+    )])
 }
 
 /// What a copy into a block takes that the driver knows: the second use of it, as in steady state.

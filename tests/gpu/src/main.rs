@@ -66,6 +66,27 @@ impl Row {
     }
 }
 
+/// What was found, printed as it is.
+struct Table {
+    label: &'static str,
+    on_stand_in: bool,
+    all: bool,
+}
+
+impl Table {
+    fn add(&mut self, row: &Row) {
+        self.all &= row.print(self.label, self.on_stand_in);
+    }
+
+    /// A part of it: one that ends early is a row of its own.
+    fn part(&mut self, what: &str, rows: Result<Vec<Row>, Error>) {
+        match rows {
+            Ok(rows) => rows.iter().for_each(|row| self.add(row)),
+            Err(error) => self.add(&Row::held(what, format!("{error}"), "no error", false)),
+        }
+    }
+}
+
 /// The worker's side of the figures.
 fn serve() -> Result<bool, Error> {
     let Some(channel) = Channel::from_env()? else { return Ok(false) };
@@ -88,23 +109,25 @@ fn check() -> Result<bool, Error> {
             "the stand-in of the tests is in the driver's place: nothing is measured on it".into(),
         );
     }
-    let mut rows = vec![Row::told(
-        "driver",
-        format!("CUDA {} (at least {})", driver.version(), cuda::driver::floor()),
-    )];
-    rows.extend(driver.devices().iter().map(|info| {
+    let mut table = Table { label, on_stand_in, all: true };
+    let found = format!("CUDA {} (at least {})", driver.version(), cuda::driver::floor());
+    table.add(&Row::told("driver", found));
+    for info in driver.devices() {
         let found = format!("{} ({} MiB), {:?}", info.name(), info.bytes() >> 20, info.can());
-        Row::told(info.device().to_string(), found)
-    }));
-    if !on_stand_in {
-        rows.push(Row::told("marker of the stand-in", "not there"));
+        table.add(&Row::told(info.device().to_string(), found));
     }
-    rows.extend(refusals::rows()?);
-    rows.extend(figures::rows(on_stand_in)?);
+    if !on_stand_in {
+        table.add(&Row::told("marker of the stand-in", "not there"));
+    }
     let folder = std::env::current_exe()?.parent().map(PathBuf::from).ok_or("no folder")?;
-    rows.extend(suites::rows(&folder, on_stand_in)?);
-    let held: Vec<bool> = rows.iter().map(|row| row.print(label, on_stand_in)).collect();
-    let all = held.into_iter().all(|held| held);
+    // What needs no other part comes even where that part ends early.
+    table.part("refusals", refusals::rows());
+    table.part("what several processes do", refusals::of_several());
+    suites::each(&folder, on_stand_in, |row| table.add(&row))?;
+    table.part("hops", figures::hops(on_stand_in));
+    table.part("copies on the device", figures::copies(on_stand_in));
+    table.part("copies to the host", figures::to_the_host(on_stand_in));
+    let all = table.all;
     println!(
         "{label}{:4} in {:.0} s",
         if all { "ok" } else { "MISS" },

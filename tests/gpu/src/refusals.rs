@@ -1,7 +1,9 @@
 //! What the driver refuses, and with which code: beside the stand-in's.
 
-use std::process::{Command, ExitCode};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cuda::ipc::Shareable;
 use cuda::{Buffer, Context, Event, EventHandle, MemHandle, Stream};
@@ -38,6 +40,31 @@ pub(crate) fn helper() -> Option<ExitCode> {
             Some(("event", handle)) => {
                 let handle = EventHandle(from_text(handle).unwrap_or([0; 64]));
                 Event::open(&context, handle).map(|_| "opened".to_owned())?
+            }
+            Some(("open-twice", handle)) => {
+                let handle = MemHandle(from_text(handle).unwrap_or([0; 64]));
+                let (one, other) = (handle.open(&context)?, handle.open(&context)?);
+                let same = one.address() == other.address();
+                let stream = Stream::new(&context)?;
+                drop(one);
+                // Closed once, it has to be there still.
+                other.read_at(0, &mut [0; 16], &stream)?;
+                format!("opened twice, at {} address", if same { "one" } else { "another" })
+            }
+            Some(("wait", handle)) => {
+                let handle = EventHandle(from_text(handle).unwrap_or([0; 64]));
+                let event = Event::open(&context, handle)?;
+                println!("waiting");
+                event.synchronize()?;
+                "done".to_owned()
+            }
+            Some(("busy", _)) => {
+                let (stream, event) = (Stream::new(&context)?, Event::shared(&context)?);
+                stream.pause(Duration::from_secs(5))?;
+                event.record(&stream)?;
+                println!("{}", to_text(&event.handle()?.0));
+                std::thread::sleep(Duration::from_secs(60));
+                String::new()
             }
             _ => {
                 let buffer = Buffer::plain(&context, 4 << 20)?;
@@ -129,6 +156,9 @@ pub(crate) fn rows() -> Result<Vec<Row>, Error> {
         .collect();
     let opened = ask(format!("open {}", to_text(&handle.0)))?;
     rows.push(Row::held("a living handle, elsewhere", &opened, "opened", opened == "opened"));
+    let opened = ask(format!("open-twice {}", to_text(&handle.0)))?;
+    let twice = opened.starts_with("opened twice");
+    rows.push(Row::held("one handle twice in a process", &opened, "opened twice", twice));
     let opened = ask(format!("event {}", to_text(&event.handle()?.0)))?;
     rows.push(Row::held("an event's handle, elsewhere", &opened, "opened", opened == "opened"));
     // What the rungs go by.
@@ -144,4 +174,36 @@ pub(crate) fn rows() -> Result<Vec<Row>, Error> {
     let (range, id) = (small.attributes()?.range, small.attributes()?.buffer_id);
     rows.push(Row::told("a small allocation", format!("{range:?}, number {id}")));
     Ok(rows)
+}
+
+/// A helper that goes on, and the first line that it says.
+fn start(role: String) -> Result<(Child, String), Error> {
+    let mut child =
+        Command::new(std::env::current_exe()?).env(HELPER, role).stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+    Ok((child, line.trim().to_owned()))
+}
+
+/// What a driver does with those who wait for a process that is killed before it was done: told, since nothing in the
+/// documents says.
+pub(crate) fn of_several() -> Result<Vec<Row>, Error> {
+    let (mut busy, event) = start("busy now".into())?;
+    let (mut waiter, said) = start(format!("wait {event}"))?;
+    busy.kill()?;
+    busy.wait()?;
+    let (killed, limit) = (Instant::now(), Duration::from_secs(10));
+    let ended = loop {
+        match waiter.try_wait()? {
+            Some(status) => {
+                break format!("ended by itself after {:?}: {status}", killed.elapsed());
+            }
+            None if killed.elapsed() > limit => break format!("still waits after {limit:?}"),
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    waiter.kill()?;
+    waiter.wait()?;
+    let found = format!("{said}; {ended}");
+    Ok(vec![Row::told("whoever waits for an event of a process that is killed", found)])
 }

@@ -1,38 +1,62 @@
-//! The suites beside this program: on the machine's own driver, each as a whole.
+//! The suites beside this program: on the machine's own driver, each as a whole, with its output in a file.
 
-use std::path::Path;
-use std::process::Command;
-use std::time::Instant;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::{Error, Row};
 
-/// Runs every program of the folder whose name begins with `suite-`.
-pub(crate) fn rows(folder: &Path, on_stand_in: bool) -> Result<Vec<Row>, Error> {
-    let mut rows = Vec::new();
+/// What one may take: a driver that hangs takes no other's results along.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// Runs every program of the folder whose name begins with `suite-`, and tells of each when it has ended. What it said
+/// goes into the folder that `OUT` names, or into this one.
+pub(crate) fn each(
+    folder: &Path,
+    on_stand_in: bool,
+    mut tell: impl FnMut(Row),
+) -> Result<(), Error> {
+    let out = std::env::var_os("OUT").map_or_else(|| folder.to_path_buf(), PathBuf::from);
     let mut names: Vec<_> = std::fs::read_dir(folder)?.collect::<Result<_, _>>()?;
     names.sort_by_key(std::fs::DirEntry::file_name);
     for entry in names {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let Some(suite) = name.strip_prefix("suite-") else { continue };
+        let Some(suite) = name.strip_prefix("suite-").filter(|name| !name.contains('.')) else {
+            continue;
+        };
         let started = Instant::now();
+        let log = out.join(format!("{name}.txt"));
+        let file = File::create(&log)?;
         let mut command = Command::new(entry.path());
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         if !on_stand_in {
             command.env("LADDER_TEST_DRIVER", "real");
         }
-        let output = command.output()?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let last =
-            text.lines().rev().find(|line| line.starts_with("test result")).unwrap_or("no result");
-        let found = format!("{last} ({:.0} s)", started.elapsed().as_secs_f64());
-        for failed in
-            text.lines().filter(|line| line.contains("FAILED") && line.starts_with("test "))
-        {
-            rows.push(Row::told(format!("{suite}: failed"), failed));
-        }
-        rows.push(Row::held(suite, found, "all pass", output.status.success()));
+        let mut child = command.spawn()?;
+        let ended = loop {
+            match child.try_wait()? {
+                Some(status) => break Some(status),
+                None if started.elapsed() > LIMIT => {
+                    child.kill()?;
+                    child.wait()?;
+                    break None;
+                }
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
+        let failed =
+            text.lines().filter(|line| line.contains("FAILED") && line.starts_with("test "));
+        failed.for_each(|line| tell(Row::told(format!("{suite}: failed"), line)));
+        let last = text.lines().rev().find(|line| line.starts_with("test result"));
+        let seconds = started.elapsed().as_secs_f64();
+        let found = match ended {
+            None => format!("not done within {LIMIT:?}"),
+            Some(status) => format!("{} ({status}, {seconds:.0} s)", last.unwrap_or("no result")),
+        };
+        let passed = ended.is_some_and(|status| status.success());
+        tell(Row::held(suite, found, "all pass", passed));
     }
-    if rows.is_empty() {
-        rows.push(Row::held("suites", "none beside this program", "some", on_stand_in));
-    }
-    Ok(rows)
+    Ok(())
 }
