@@ -1,6 +1,7 @@
 //! Why something did not happen: [`Refusal`] is data, [`Fault`] is an error.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::parcel::RungId;
 
@@ -188,14 +189,16 @@ macro_rules! because {
         #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
         pub struct $name {
             reason: Reason,
-            detail: String,
+            // Shared: why a rung is not there goes with every leaf.
+            detail: Option<Arc<str>>,
         }
 
         impl $name {
             /// With a detail: a lowercase fragment, empty where the reason says it all.
             #[must_use]
             pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
-                Self { reason, detail: detail.into() }
+                let detail: String = detail.into();
+                Self { reason, detail: (!detail.is_empty()).then(|| detail.into()) }
             }
 
             /// Why.
@@ -207,21 +210,21 @@ macro_rules! because {
             /// What exactly, for a person; may be empty.
             #[must_use]
             pub fn detail(&self) -> &str {
-                &self.detail
+                self.detail.as_deref().unwrap_or_default()
             }
         }
 
         impl From<Reason> for $name {
             fn from(reason: Reason) -> Self {
-                Self::new(reason, String::new())
+                Self { reason, detail: None }
             }
         }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(self.reason.text())?;
-                if !self.detail.is_empty() {
-                    write!(f, ": {}", self.detail)?;
+                if let Some(detail) = &self.detail {
+                    write!(f, ": {detail}")?;
                 }
                 Ok(())
             }
