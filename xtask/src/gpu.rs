@@ -10,8 +10,13 @@ use crate::{Error, succeed};
 const FOLDER: u64 = 64 << 20;
 
 /// The suites, by package and test target.
-const SUITES: &[(&str, &str)] =
-    &[("cuda", "driver"), ("tier-cuda-ipc", "ipc"), ("tier-cuda-ipc", "vmm"), ("e2e", "gpu")];
+const SUITES: &[(&str, &str)] = &[
+    ("cuda", "driver"),
+    ("cuda", "pools"),
+    ("tier-cuda-ipc", "ipc"),
+    ("tier-cuda-ipc", "vmm"),
+    ("e2e", "gpu"),
+];
 
 #[derive(Debug)]
 pub(crate) struct Options {

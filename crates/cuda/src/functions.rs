@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle,
-    CUmemGenericAllocationHandle, CUstream, CUuuid,
+    CUmemGenericAllocationHandle, CUmemPoolPtrExportData, CUmemoryPool, CUstream, CUuuid,
 };
 use libloading::Library;
 
@@ -37,11 +37,24 @@ pub(crate) struct MemAccessDesc {
     pub(crate) flags: c_uint,
 }
 
+/// `CUmemPoolProps`, likewise: fields come out of what is reserved.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct MemPoolProps {
+    pub(crate) kind: c_uint,
+    pub(crate) handle_types: c_uint,
+    pub(crate) location: MemLocation,
+    pub(crate) win32_attributes: *mut c_void,
+    pub(crate) max_size: usize,
+    pub(crate) reserved: [u8; 56],
+}
+
 // Of one size with cudarc's of whatever version is in the build.
 const _: () = {
     use cudarc::driver::sys;
     assert!(size_of::<MemLocation>() == size_of::<sys::CUmemLocation>());
     assert!(size_of::<MemAllocationProp>() == size_of::<sys::CUmemAllocationProp>());
+    assert!(size_of::<MemPoolProps>() == size_of::<sys::CUmemPoolProps>());
     assert!(size_of::<MemAccessDesc>() == size_of::<sys::CUmemAccessDesc>());
 };
 
@@ -128,6 +141,14 @@ functions! {
     cuMemSetAccess(CUdeviceptr, usize, *const MemAccessDesc, usize);
     cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, c_uint, c_ulonglong);
     cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, c_uint);
+    cuMemPoolCreate(*mut CUmemoryPool, *const MemPoolProps);
+    cuMemPoolDestroy(CUmemoryPool);
+    cuMemPoolSetAccess(CUmemoryPool, *const MemAccessDesc, usize);
+    cuMemPoolExportToShareableHandle(*mut c_void, CUmemoryPool, c_uint, c_ulonglong);
+    cuMemPoolImportFromShareableHandle(*mut CUmemoryPool, *mut c_void, c_uint, c_ulonglong);
+    cuMemPoolExportPointer(*mut CUmemPoolPtrExportData, CUdeviceptr);
+    cuMemPoolImportPointer(*mut CUdeviceptr, CUmemoryPool, *mut CUmemPoolPtrExportData);
+    cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
     cuMemHostRegister_v2(*mut c_void, usize, c_uint);
     cuMemHostUnregister(*mut c_void);
 }

@@ -82,10 +82,10 @@ impl Drop for Opened {
     }
 }
 
-const POSIX_DESCRIPTOR: c_uint = 1;
-const PINNED: c_uint = 1;
-const ON_DEVICE: c_uint = 1;
-const READ_WRITE: c_uint = 3;
+pub(crate) const POSIX_DESCRIPTOR: c_uint = 1;
+pub(crate) const PINNED: c_uint = 1;
+pub(crate) const ON_DEVICE: c_uint = 1;
+pub(crate) const READ_WRITE: c_uint = 3;
 const MINIMUM: c_uint = 0;
 
 const _: () = {

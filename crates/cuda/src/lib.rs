@@ -12,6 +12,7 @@
 //! | [`mod@stream`] | streams and events: what device work is ordered by, across processes too |
 //! | [`mod@memory`] | [`Buffer`]: device memory with an owner; allocations of every kind; what a pointer says of itself |
 //! | [`mod@ipc`] | both ways in which memory crosses: legacy handles, and descriptors of shareable allocations |
+//! | [`mod@pool`] | pools of stream-ordered memory that another process can see into |
 //! | [`mod@host`] | host memory that the driver knows (pinned) |
 //! | `dlpack` | DLPack's managed tensors in and out (feature `dlpark`) |
 //! | [`mod@slices`] | `cudarc`'s slices in, and views of them out |
@@ -63,6 +64,7 @@ mod functions;
 pub mod host;
 pub mod ipc;
 pub mod memory;
+pub mod pool;
 pub mod slices;
 pub mod stream;
 
@@ -72,5 +74,6 @@ pub use driver::{DeviceInfo, Driver, driver};
 pub use host::Registered;
 pub use ipc::MemHandle;
 pub use memory::{Attributes, Buffer};
+pub use pool::{PointerHandle, Pool};
 pub use slices::SliceView;
 pub use stream::{Event, EventHandle, Stream};

@@ -14,6 +14,7 @@ use rung::{Device, Reason, Refusal};
 
 use crate::context::{Context, Entered};
 use crate::ipc::Shareable;
+use crate::pool::Pool;
 use crate::stream::Stream;
 
 /// Device memory and whatever keeps it; a clone, or a [part](Self::part), is the same memory.
@@ -109,6 +110,27 @@ impl Drop for Allocation {
     }
 }
 
+/// Memory of a pool, which it keeps: ours, or another process's.
+pub(crate) struct Pooled {
+    // Declared first, so freed first.
+    memory: Allocation,
+    _pool: Pool,
+}
+
+impl Pooled {
+    pub(crate) fn new(address: CUdeviceptr, stream: &Stream, pool: Pool) -> Self {
+        let (context, stream) = (Arc::clone(stream.context()), Some(stream.clone()));
+        let memory = Allocation { context, address, stream, used: Mutex::default() };
+        Self { memory, _pool: pool }
+    }
+}
+
+impl Keeps for Pooled {
+    fn used_on(&self, stream: &Stream) {
+        self.memory.used_on(stream);
+    }
+}
+
 /// What a pointer says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -176,6 +198,11 @@ impl Buffer {
         owner: Arc<dyn Keeps>,
     ) -> Self {
         Self { context: Arc::clone(context), address, len, owner }
+    }
+
+    /// The same, of so many bytes: what the driver says of it.
+    pub(crate) fn with_len(self, len: usize) -> Self {
+        Self { len, ..self }
     }
 
     fn allocated(

@@ -75,6 +75,24 @@ fn all_is_well_with_itself() -> Outcome {
     check(output.stderr.is_empty(), text(&output.stderr))
 }
 
+/// Every device of the driver is proven, and a stand-in never passes for one.
+fn devices_are_listed_and_proven() -> Outcome {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ladder"));
+    command.envs(testkit::stand_in::environment().unwrap()).args(["doctor", "--json"]);
+    let output = command.output().unwrap();
+    let json: Json = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    check(output.status.code() == Some(0), &json)?;
+    let rungs = json["rungs"].as_array().ok_or("rungs")?;
+    let devices = rungs.iter().filter(|row| row["memory"] != "host");
+    let verified = devices.filter(|row| {
+        row["from_here"]["verdict"] == "verified" && row["to_here"]["verdict"] == "verified"
+    });
+    check(verified.count() == 4, rungs)?;
+    let cuda = &json["machine"][0]["found"];
+    let says = |what| cuda.as_str().is_some_and(|found| found.contains(what));
+    check(says("STAND-IN, no device is there") && says("(at least 11.4)"), cuda)
+}
+
 /// A rung that the worker has not is no fault, and the reason and the remedy stand beside it.
 fn what_is_missing_is_told() -> Outcome {
     let output = doctor("plain", &["--json"]);
@@ -129,6 +147,7 @@ fn main() -> ExitCode {
     }
     run_serially(trials![
         all_is_well_with_itself,
+        devices_are_listed_and_proven,
         what_is_missing_is_told,
         a_worker_that_is_refused_is_status_2_with_the_report,
         what_is_no_worker_is_one_clear_line,

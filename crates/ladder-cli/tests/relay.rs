@@ -51,6 +51,28 @@ fn path(name: &str) -> String {
     data(name).to_string_lossy().into_owned()
 }
 
+/// On the stand-in of the driver, from its memory and back; without a driver, one line that says so.
+fn files_cross_from_a_device() -> Outcome {
+    let files = [path("astronaut.png"), path("mixed.safetensors")];
+    let relay = |device: &str, on_stand_in: bool| {
+        let mut command = ladder();
+        if on_stand_in {
+            command.envs(testkit::stand_in::environment().unwrap());
+        }
+        command.args(["relay", "--device", device]).args(&files).output().unwrap()
+    };
+    let output = relay("cuda:1", true);
+    let table = out(&output);
+    check(output.status.success(), (&table, err(&output)))?;
+    let rode = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.windows(2).any(|pair| pair == ["cuda-vmm", "0"])
+    };
+    check(table.lines().filter(rode).count() == 8, &table)?;
+    fails(&relay("cuda:7", true), 1, &["cuda:7", "does not see this device"])?;
+    fails(&relay("cuda:0", false), 1, &["cuda:0", "no CUDA driver"])
+}
+
 /// The README's first command.
 fn real_files_cross_on_shared_memory() -> Outcome {
     let before = Census::take();
@@ -298,6 +320,7 @@ fn main() -> ExitCode {
     }
     run_serially(vec![
         trial("real_files_cross_on_shared_memory", real_files_cross_on_shared_memory),
+        trial("files_cross_from_a_device", files_cross_from_a_device),
         trial("scripts_read_json", scripts_read_json),
         trial("a_negative_is_the_photos_negative", a_negative_is_the_photos_negative),
         trial("what_is_written_reads_back", what_is_written_reads_back),

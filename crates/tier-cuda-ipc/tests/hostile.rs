@@ -150,6 +150,35 @@ fn nobody_names_what_he_was_not_lent() -> Outcome {
     Ok(())
 }
 
+/// Where both ends are in one process, what arrives is the memory itself: nothing is opened where it was made.
+fn both_ends_in_one_process_share_the_memory() -> Outcome {
+    for (rung, shareable, copies) in
+        [(&CudaIpc as &dyn Rung, false, 0), (&CudaVmm, true, 0), (&CudaVmm, false, 1)]
+    {
+        let (mine, theirs) = (rung.probe().map_err(text)?, rung.probe().map_err(text)?);
+        let open = |a, b| match rung.open(a, b, trusted()) {
+            Ok(Session::Carrier(carrier)) => Ok(carrier),
+            other => Err(format!("{other:?}")),
+        };
+        let (sender, receiver) = (open(&mine, &theirs)?, open(&theirs, &mine)?);
+        let lent = storage(5000, shareable)?;
+        let packed = sender.export(&lent).map_err(text)?;
+        check(packed.parcel.copies == copies && packed.parcel.handles.is_empty(), &packed)?;
+        let lease = packed.parcel.lease;
+        let before = [Count::ImportsMade, Count::HandlesImported].map(count);
+        let came = receiver.import(packed.parcel).map_err(text)?;
+        let mut bytes = [1; 5000];
+        came.memory().read_at(0, &mut bytes).map_err(text)?;
+        check([Count::ImportsMade, Count::HandlesImported].map(count) == before, "opened")?;
+        let same = came.memory().block() == lent.memory().block();
+        check(same == (copies == 0), "another block")?;
+        drop(came);
+        sender.released(receiver.receipt(lease));
+        drop(packed.owner);
+    }
+    Ok(())
+}
+
 /// A stranger is shown no more than the tensor: neither what shares a block of the driver's with it, nor the rest of a
 /// larger allocation.
 fn a_stranger_sees_the_tensor_alone() -> Outcome {
@@ -258,6 +287,7 @@ fn main() -> ExitCode {
                 nothing_is_freed_because_a_peer_says_so,
             ),
             trial("receipts_that_are_wrong_give_it_up", receipts_that_are_wrong_give_the_memory_up),
+            trial("both_ends_in_one_process", both_ends_in_one_process_share_the_memory),
             trial("offers_that_are_wrong_are_refused", offers_that_are_wrong_are_refused),
         ])
     })

@@ -5,12 +5,14 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::memory::{Backing, Kind, LEGACY, Range, SHAREABLE, is_running, reserve, unreserve};
+use crate::memory::{
+    Backing, Kind, LEGACY, POOL, Range, SHAREABLE, is_running, reserve, unreserve,
+};
 use crate::state::{
     ALREADY_REGISTERED, Code, GRANULARITY, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
     INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, NOT_READY, NOT_REGISTERED, NOT_SUPPORTED, OK,
-    OUT_OF_MEMORY, PEER_ACCESS_UNSUPPORTED, PHYSICAL, Physical, State, current, fault, is_deferred,
-    lock, pop, push, set,
+    OUT_OF_MEMORY, PEER_ACCESS_UNSUPPORTED, PHYSICAL, Physical, Pool, State, current, fault,
+    is_deferred, lock, pop, push, set,
 };
 use crate::work::{
     Op, PATIENCE, Place, StreamState, enqueue, is_pinned, look_after_others, make_event, name,
@@ -490,7 +492,7 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Code {
     match kind {
         Some(Kind::Plain | Kind::Managed) => run_all(),
         // Of a pool's memory nothing is waited for.
-        Some(Kind::StreamOrdered) => {}
+        Some(Kind::StreamOrdered | Kind::PoolImport) => {}
         _ => return INVALID_VALUE,
     }
     lock().free(address);
@@ -502,7 +504,7 @@ pub extern "C" fn cuMemFreeAsync(address: u64, stream: u64) -> Code {
     let (mut state, device) = have!(State::in_context());
     let id = have!(stream_id(&mut state, stream, device));
     match state.ranges.get(&address).map(|range| range.kind) {
-        Some(Kind::StreamOrdered) => {
+        Some(Kind::StreamOrdered | Kind::PoolImport) => {
             enqueue(state, id, Op::Free(address));
             OK
         }
@@ -653,7 +655,8 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
     backing.note_open(true);
     let buffer_id = state.id();
     let kind = Kind::Import(1);
-    let range = Range { len, device, kind, backing: Some(backing), buffer_id, inode: words[3] };
+    let range =
+        Range { len, device, kind, backing: Some(backing), buffer_id, inode: words[3], pool: 0 };
     state.ranges.insert(start, range);
     state.add(Count::ImportsMade, 1);
     give!(address, start);
@@ -835,7 +838,8 @@ pub unsafe extern "C" fn cuMemAddressReserve(
     }
     let start = have!(reserve(len));
     let buffer_id = state.id();
-    let range = Range { len, device, kind: Kind::Reserved, backing: None, buffer_id, inode: 0 };
+    let range =
+        Range { len, device, kind: Kind::Reserved, backing: None, buffer_id, inode: 0, pool: 0 };
     state.ranges.insert(start, range);
     give!(address, start);
     OK
@@ -917,6 +921,192 @@ pub extern "C" fn cuMemUnmap(address: u64, len: usize) -> Code {
     if let Some(range) = lock().ranges.get_mut(&address) {
         (range.kind, range.backing) = (Kind::Reserved, None);
     }
+    OK
+}
+
+#[repr(C)]
+pub struct PoolProps {
+    kind: c_uint,
+    handle_types: c_uint,
+    location: Location,
+    win32: *mut c_void,
+    max_size: usize,
+    reserved: [u8; 56],
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolCreate(pool: *mut u64, props: *const PoolProps) -> Code {
+    if props.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller says that it is one.
+    let props = unsafe { &*props };
+    let is_one = props.kind == 1 && props.location.kind == 1 && props.win32.is_null();
+    // What is reserved may come to mean something.
+    if !is_one || props.max_size != 0 || props.reserved.iter().any(|byte| *byte != 0) {
+        return INVALID_VALUE;
+    }
+    let device = have!(number(props.location.id));
+    let mut state = have!(State::here());
+    let backing = have!(Backing::make(POOL, state.visible[device], 1));
+    let id = state.id() << 8;
+    let is_exportable = props.handle_types & POSIX_DESCRIPTOR != 0;
+    let made = Pool {
+        device,
+        backing,
+        is_exportable,
+        was_exported: false,
+        is_imported: false,
+        is_accessible: true,
+    };
+    state.pools.insert(id, made);
+    give!(pool, id);
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemPoolDestroy(pool: u64) -> Code {
+    let mut state = have!(State::here());
+    state.pools.remove(&pool).map_or(INVALID_VALUE, |_| OK)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolSetAccess(
+    pool: u64,
+    access: *const Access,
+    count: usize,
+) -> Code {
+    let mut state = have!(State::here());
+    if access.is_null() || count != 1 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller says that there is one.
+    let access = unsafe { &*access };
+    let Some(pool) = state.pools.get_mut(&pool) else { return INVALID_VALUE };
+    if usize::try_from(access.location.id) != Ok(pool.device) || access.flags != 3 {
+        return INVALID_DEVICE;
+    }
+    pool.is_accessible = true;
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolExportToShareableHandle(
+    descriptor: *mut c_int,
+    pool: u64,
+    kind: c_uint,
+    flags: u64,
+) -> Code {
+    let mut state = have!(State::here());
+    let Some(pool) = state.pools.get_mut(&pool) else { return INVALID_VALUE };
+    if kind != POSIX_DESCRIPTOR || flags != 0 || !pool.is_exportable || pool.is_imported {
+        return INVALID_VALUE;
+    }
+    let Ok(copy) = pool.backing.file().try_clone() else { return OUT_OF_MEMORY };
+    pool.was_exported = true;
+    give!(descriptor, copy.into_raw_fd());
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolImportFromShareableHandle(
+    pool: *mut u64,
+    descriptor: usize,
+    kind: c_uint,
+    flags: u64,
+) -> Code {
+    let (mut state, device) = have!(State::in_context());
+    let Ok(number) = c_int::try_from(descriptor) else { return INVALID_VALUE };
+    if kind != POSIX_DESCRIPTOR || flags != 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller says that it is open; it stays the caller's, since a copy is made.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: just made.
+    let file = unsafe { OwnedFd::from_raw_fd(copy) };
+    let Some(backing) = Backing::open(file, POOL) else { return INVALID_VALUE };
+    if backing.physical_device() != state.visible[device] {
+        return INVALID_DEVICE;
+    }
+    let id = state.id() << 8;
+    let imported = Pool {
+        device,
+        backing,
+        is_exportable: false,
+        was_exported: false,
+        is_imported: true,
+        is_accessible: false,
+    };
+    state.pools.insert(id, imported);
+    give!(pool, id);
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocFromPoolAsync(
+    address: *mut u64,
+    len: usize,
+    pool: u64,
+    stream: u64,
+) -> Code {
+    let (mut state, device) = have!(State::in_context());
+    have!(stream_id(&mut state, stream, device));
+    match state.pools.get(&pool) {
+        Some(known) if !known.is_imported && known.device == device => {}
+        _ => return INVALID_VALUE,
+    }
+    let start = have!(state.allocate(device, len, Kind::StreamOrdered));
+    if let Some(range) = state.ranges.get_mut(&start) {
+        range.pool = pool;
+    }
+    give!(address, start);
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolExportPointer(data: *mut Name, address: u64) -> Code {
+    let state = have!(State::here());
+    let Some(range) = state.ranges.get(&address) else { return INVALID_VALUE };
+    // The pool first: a pointer means nothing without it.
+    let pool = state.pools.get(&range.pool).filter(|pool| pool.was_exported);
+    let (Some(pool), Some(backing)) = (pool, &range.backing) else { return INVALID_VALUE };
+    let pool = crate::memory::inode(pool.backing.file());
+    give!(data, Name(name(LEGACY, backing.file(), [range.len as u64, pool])));
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolImportPointer(
+    address: *mut u64,
+    pool: u64,
+    data: *mut Name,
+) -> Code {
+    let (mut state, device) = have!(State::in_context());
+    if data.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller says that there is one.
+    let (words, file) = have!(named(LEGACY, unsafe { &(*data).0 }));
+    let of = match state.pools.get(&pool) {
+        Some(known) if known.is_imported => crate::memory::inode(known.backing.file()),
+        _ => return INVALID_VALUE,
+    };
+    let Some(backing) = Backing::open(file, LEGACY) else { return INVALID_VALUE };
+    let is_open = |range: &Range| range.kind == Kind::PoolImport && range.inode == words[3];
+    // Twice is a known fault of drivers': nothing to count on.
+    if words[5] != of || state.ranges.values().any(is_open) {
+        return INVALID_VALUE;
+    }
+    let len = backing.len();
+    let start = have!(reserve(len));
+    backing.note_open(true);
+    let buffer_id = state.id();
+    let (kind, backing, inode) = (Kind::PoolImport, Some(backing), words[3]);
+    state.ranges.insert(start, Range { len, device, kind, backing, buffer_id, inode, pool });
+    give!(address, start);
     OK
 }
 

@@ -76,6 +76,7 @@ unsafe impl Sync for Backing {}
 
 pub(crate) const LEGACY: u64 = 0x4c45_4741_4359_0001;
 pub(crate) const SHAREABLE: u64 = 0x5348_4152_4544_0002;
+pub(crate) const POOL: u64 = 0x504f_4f4c_0000_0004;
 pub(crate) const EVENT: u64 = 0x4556_454e_5400_0003;
 
 fn rounded(len: usize) -> usize {
@@ -220,6 +221,8 @@ pub(crate) enum Kind {
     StreamOrdered,
     /// Opened so often.
     Import(u32),
+    /// Of a pool of another process's, by its file.
+    PoolImport,
     /// Of shareable memory: nothing is mapped there, or something that nobody may touch yet, or all is well.
     Reserved,
     Mapped,
@@ -240,8 +243,10 @@ pub(crate) struct Range {
     pub(crate) kind: Kind,
     pub(crate) backing: Option<Arc<Backing>>,
     pub(crate) buffer_id: u64,
-    /// What legacy imports are known by.
+    /// What imports are known by.
     pub(crate) inode: u64,
+    /// The pool that it is of, or 0.
+    pub(crate) pool: u64,
 }
 
 /// Addresses that the CPU cannot touch.
@@ -277,7 +282,7 @@ impl State {
         let backing = Backing::make(LEGACY, self.visible[device], len)?;
         let start = reserve(len)?;
         let (buffer_id, inode) = (self.id(), inode(backing.file()));
-        let range = Range { len, device, kind, backing: Some(backing), buffer_id, inode };
+        let range = Range { len, device, kind, backing: Some(backing), buffer_id, inode, pool: 0 };
         self.ranges.insert(start, range);
         Ok(start)
     }
@@ -285,7 +290,7 @@ impl State {
     /// Ends a range: its handles are dead, its addresses nobody's.
     pub(crate) fn free(&mut self, start: u64) {
         let Some(range) = self.ranges.remove(&start) else { return };
-        if let (Some(backing), Kind::Import(_)) = (&range.backing, range.kind) {
+        if let (Some(backing), Kind::Import(_) | Kind::PoolImport) = (&range.backing, range.kind) {
             backing.note_open(false);
         }
         if let (Some(backing), Kind::Plain | Kind::Managed | Kind::StreamOrdered) =

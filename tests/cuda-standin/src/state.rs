@@ -36,6 +36,17 @@ pub(crate) struct Physical {
     pub(crate) exportable: bool,
 }
 
+/// A pool of stream-ordered memory.
+pub(crate) struct Pool {
+    pub(crate) device: usize,
+    /// Stands for the pool in every process that has it.
+    pub(crate) backing: Arc<Backing>,
+    pub(crate) is_exportable: bool,
+    pub(crate) was_exported: bool,
+    pub(crate) is_imported: bool,
+    pub(crate) is_accessible: bool,
+}
+
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) process: u32,
@@ -47,6 +58,7 @@ pub(crate) struct State {
     pub(crate) streams: HashMap<u64, StreamState>,
     pub(crate) events: HashMap<u64, EventState>,
     pub(crate) physical: HashMap<u64, Physical>,
+    pub(crate) pools: HashMap<u64, Pool>,
     pub(crate) registered: BTreeMap<usize, usize>,
     pub(crate) next: u64,
     /// Work ran into memory that was not there any more: nothing works from then on.

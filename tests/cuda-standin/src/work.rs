@@ -284,6 +284,12 @@ pub(crate) fn place(state: &State, address: u64, len: usize) -> Result<Place, Co
     }
     match (&range.backing, range.kind) {
         (Some(_), Kind::Mapped) | (None, _) => Err(ILLEGAL_ADDRESS),
+        // An imported pool is nobody's to see before access is set.
+        (Some(_), Kind::PoolImport)
+            if !state.pools.get(&range.pool).is_some_and(|pool| pool.is_accessible) =>
+        {
+            Err(ILLEGAL_ADDRESS)
+        }
         (Some(backing), _) => Ok(Place::Device(Arc::clone(backing), offset, start)),
     }
 }
