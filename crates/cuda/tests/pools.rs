@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda::{Buffer, Context, PointerHandle, Pool, Stream};
-use link::Link;
 use rung::{Fault, Reason, Refusal};
-use testkit::peer::{self, Peer};
+use testkit::peer::{self, Link, Peer};
 use testkit::{run_serially, stand_in, trial};
 
 type Outcome<T = ()> = Result<T, String>;

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 
-use link::Link;
+pub use link::Link;
 
 /// Names the role of a started peer.
 const ROLE: &str = "TESTKIT_PEER";
