@@ -53,7 +53,8 @@
 //!
 //! # What it does not do
 //!
-//! It decides nothing: which mechanism moves which memory is `tier-cuda-ipc`'s business. It launches no kernels.
+//! It is there on Linux alone; elsewhere the crate is empty. It decides nothing: which mechanism moves which memory is `tier-cuda-ipc`'s business. It launches no kernels.
+#![cfg(target_os = "linux")]
 
 mod code;
 pub mod context;

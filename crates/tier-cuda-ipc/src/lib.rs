@@ -50,8 +50,9 @@
 //!
 //! # What it does not do
 //!
-//! It launches nothing and has no socket. Memory that a peer has mapped can be written by that peer: the driver has no
+//! It is there on Linux alone; elsewhere the crate is empty. It launches nothing and has no socket. Memory that a peer has mapped can be written by that peer: the driver has no
 //! seals.
+#![cfg(target_os = "linux")]
 
 mod block;
 mod carrier;
