@@ -1,7 +1,7 @@
 //! What the driver refuses, and with which code: beside the stand-in's.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -176,20 +176,21 @@ pub(crate) fn rows() -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
-/// A helper that goes on, and the first line that it says.
-fn start(role: String) -> Result<(Child, String), Error> {
+/// A helper that goes on, the first line that it says, and the rest.
+fn start(role: String) -> Result<(Child, String, BufReader<ChildStdout>), Error> {
     let mut child =
         Command::new(std::env::current_exe()?).env(HELPER, role).stdout(Stdio::piped()).spawn()?;
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().ok_or("no output")?).read_line(&mut line)?;
-    Ok((child, line.trim().to_owned()))
+    let (mut line, stdout) = (String::new(), child.stdout.take().ok_or("no output")?);
+    let mut rest = BufReader::new(stdout);
+    rest.read_line(&mut line)?;
+    Ok((child, line.trim().to_owned(), rest))
 }
 
 /// What a driver does with those who wait for a process that is killed before it was done: told, since nothing in the
 /// documents says.
 pub(crate) fn of_several() -> Result<Vec<Row>, Error> {
-    let (mut busy, event) = start("busy now".into())?;
-    let (mut waiter, said) = start(format!("wait {event}"))?;
+    let (mut busy, event, _rest) = start("busy now".into())?;
+    let (mut waiter, said, _more) = start(format!("wait {event}"))?;
     busy.kill()?;
     busy.wait()?;
     let (killed, limit) = (Instant::now(), Duration::from_secs(10));
