@@ -65,6 +65,12 @@ impl Context {
         Ok(context)
     }
 
+    /// Whether something in this process has the primary context of a device; makes none.
+    #[must_use]
+    pub fn exists(device: Device) -> bool {
+        driver().and_then(|driver| Ok(driver.has_context(driver.device(device)?))).unwrap_or(false)
+    }
+
     /// Of which device.
     #[must_use]
     pub fn device(&self) -> Device {

@@ -791,11 +791,10 @@ impl Core {
     /// What is due, but for leases that cannot go home yet: they are due again soon.
     fn take_due(&self, answers: Option<u64>) -> Due {
         let mut due = self.returns.take(answers);
-        let is_settled = |(rung, lease): &(RungId, LeaseId)| {
-            self.sessions.carrier(rung).is_none_or(|carrier| carrier.is_settled(*lease))
+        let is_later = |(rung, lease): &mut (RungId, LeaseId)| {
+            self.sessions.carrier(rung).is_some_and(|carrier| !carrier.is_settled(*lease))
         };
-        let (settled, later) = std::mem::take(&mut due.leases).into_iter().partition(is_settled);
-        due.leases = settled;
+        let later = due.leases.extract_if(.., is_later).collect();
         self.returns.untake(Due { leases: later, ..Due::default() });
         due
     }

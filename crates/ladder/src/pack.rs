@@ -366,7 +366,7 @@ fn export(
         return Ok(Exported { another, ..exported });
     }
     if !storage.device().is_host()
-        && let Some(exported) = stage(sessions, storage, first, how, &mut declined)?
+        && let Some(exported) = stage(sessions, storage, first, how, &mut declined)
     {
         return Ok(exported);
     }
@@ -389,29 +389,30 @@ fn stage(
     first: &Named,
     how: How<'_>,
     declined: &mut Vec<(RungId, Refusal)>,
-) -> Result<Option<Exported>, NotPacked> {
+) -> Option<Exported> {
     let started = Instant::now();
-    let fresh = Arc::new(Storage::new(Unpooled(Arc::clone(storage))));
-    let given = if how.blocks == Blocks::Fresh { &fresh } else { storage };
+    let given = match how.blocks {
+        Blocks::AsTheyAre => Arc::clone(storage),
+        Blocks::Fresh => Arc::new(Storage::new(Unpooled(Arc::clone(storage)))),
+    };
     for (id, carrier) in sessions.carriers(Device::Host, how.via) {
         let Ok(carrier) = carrier else { continue };
-        match carrier.export(given) {
+        // That it moves no device's memory as it is was no last word.
+        declined.retain(|(rung, _)| rung != id);
+        match carrier.export(&given) {
             Ok(packed) => {
-                // That it moves no device's memory as it is was no last word.
-                declined.retain(|(rung, _)| rung != id);
                 let exported = exported(sessions, id, packed, declined, started)?;
                 let way = Some((MINE, id.clone(), Device::Host));
                 let origin = Some(storage.device());
-                return Ok(exported.map(|exported| Exported { another: way, origin, ..exported }));
+                return Some(Exported { another: way, origin, ..exported });
             }
             Err(refusal) => {
                 tracing::debug!(rung = %id, code = %refusal.reason(), path = first.path, "declined");
-                declined.retain(|(rung, _)| rung != id);
                 declined.push((id.clone(), refusal));
             }
         }
     }
-    Ok(None)
+    None
 }
 
 /// Memory of a device whose copy must lie in a block that was used for nothing before.
@@ -447,10 +448,10 @@ fn exported(
     packed: rung::Packed,
     declined: &mut Vec<(RungId, Refusal)>,
     started: Instant,
-) -> Result<Option<Exported>, NotPacked> {
+) -> Option<Exported> {
     let (lease, copies) = (packed.parcel.lease, packed.parcel.copies);
     match packed.parcel.split() {
-        Ok((wire, handles)) => Ok(Some(Exported {
+        Ok((wire, handles)) => Some(Exported {
             rung: id.clone(),
             origin: None,
             lease,
@@ -461,11 +462,11 @@ fn exported(
             declined: std::mem::take(declined),
             time: started.elapsed(),
             another: None,
-        })),
+        }),
         Err(fault) => {
             sessions.take_back(id, lease, Some(packed.owner));
             declined.push((id.clone(), fault.into()));
-            Ok(None)
+            None
         }
     }
 }
@@ -499,7 +500,7 @@ fn export_as_it_is(
         });
         match packed {
             Ok(packed) => {
-                if let Some(exported) = exported(sessions, id, packed, declined, started)? {
+                if let Some(exported) = exported(sessions, id, packed, declined, started) {
                     return Ok(Some(exported));
                 }
             }

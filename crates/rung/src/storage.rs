@@ -69,7 +69,10 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
     ) -> Result<(), Refusal> {
         match self.bytes() {
             Ok(bytes) => piece(bytes),
-            Err(refusal) if refusal.reason() == Reason::PeerNotTrusted => {
+            // What cannot be lent may still be copied out, from a device too.
+            Err(refusal)
+                if matches!(refusal.reason(), Reason::PeerNotTrusted | Reason::DeviceMemory) =>
+            {
                 let mut copy = vec![0; self.len().min(1 << 20)];
                 let mut at = 0;
                 while at < self.len() {

@@ -100,11 +100,6 @@ impl Block {
         self.lent_on.load(Ordering::Acquire)
     }
 
-    /// Whether a peer who sees all of its allocation sees nothing but it: the driver shares memory in pieces of 2 MiB.
-    pub(crate) fn is_alone(&self, legacy: &Legacy) -> bool {
-        self.buffer.len() == legacy.size && legacy.size.is_multiple_of(2 << 20)
-    }
-
     /// A session wants to hear when its users have let go.
     pub(crate) fn watch(&self, session: &Arc<Session>) {
         watch(&self.watchers, session);

@@ -34,7 +34,20 @@ impl Kind {
             Self::Shareable => RungId::CUDA_VMM,
         }
     }
+
+    /// Whether a peer who is shown an allocation of `size` bytes sees nothing beside the `len` from `offset` on. Shareable
+    /// memory is rounded up, with zeros; of the other kind the driver shares pieces among allocations.
+    fn shows_nothing_else(self, size: usize, offset: usize, len: usize) -> bool {
+        offset == 0
+            && match self {
+                Self::Legacy => len == size && size.is_multiple_of(PIECE),
+                Self::Shareable => size.saturating_sub(len) < PIECE,
+            }
+    }
 }
+
+/// What the driver hands out memory in.
+const PIECE: usize = 2 << 20;
 
 /// The metadata of a parcel.
 #[derive(Debug, Serialize, Deserialize)]
@@ -118,7 +131,9 @@ impl CudaCarrier {
         let (number, size, from) = match self.kind {
             Kind::Legacy => {
                 let legacy = block.legacy()?;
-                if !self.session.is_trusted && !block.is_alone(&legacy) {
+                let is_alone =
+                    self.kind.shows_nothing_else(legacy.size, legacy.offset, block.buffer.len());
+                if !self.session.is_trusted && !is_alone {
                     // A handle stands for the whole block that the driver took it from.
                     let what = "more than the tensor lies in what a handle shows";
                     return Err(Refusal::new(Reason::PeerNotTrusted, what));
@@ -155,17 +170,10 @@ impl CudaCarrier {
     fn forward(&self, lease: &Lease, offset: usize, len: usize) -> Result<Lending, Refusal> {
         let import = lease.import()?;
         let is_back = std::ptr::eq(lease.session.as_ptr(), Arc::as_ptr(&self.session));
-        if !is_back && !self.session.is_trusted {
-            let slack = import.size.saturating_sub(len);
-            let is_alone = offset == 0
-                && match self.kind {
-                    Kind::Legacy => slack == 0 && import.size.is_multiple_of(2 << 20),
-                    Kind::Shareable => slack < (2 << 20),
-                };
-            if !is_alone {
-                let what = "more than the tensor lies in what the peer would be shown";
-                return Err(Refusal::new(Reason::PeerNotTrusted, what));
-            }
+        let is_alone = self.kind.shows_nothing_else(import.size, offset, len);
+        if !is_back && !self.session.is_trusted && !is_alone {
+            let what = "more than the tensor lies in what the peer would be shown";
+            return Err(Refusal::new(Reason::PeerNotTrusted, what));
         }
         if !is_back && let Some(session) = lease.session.upgrade() {
             session.note_lent_on(lease.lease, lease.number);
@@ -348,7 +356,7 @@ impl CudaCarrier {
             (Kind::Shareable, None, Some(descriptor), 1) => {
                 Ok(Some(Source::Descriptor(descriptor)))
             }
-            (_, None, None, 0) if meta.k || meta.r => Ok(None),
+            (_, None, None, 0) if meta.k => Ok(None),
             _ => Err(Fault::new(Reason::WrongHandles, format!("{count}"))),
         }
     }
@@ -383,14 +391,13 @@ impl CudaCarrier {
         };
         // Where this process has no context of the device, opening it waits until somebody looks: what only
         // forwards needs none.
-        let has_context = cuda::driver()
-            .and_then(|driver| Ok(driver.has_context(driver.device(device)?)))
-            .unwrap_or(false);
         let open = || -> Result<(), Fault> {
             held.ready_event(import.open()?.context())?;
             Ok(())
         };
-        if has_context && let Err(fault) = open() {
+        if Context::exists(device)
+            && let Err(fault) = open()
+        {
             drop(import);
             // Sent again, it comes with all that it takes.
             drop(held);
@@ -405,8 +412,10 @@ impl CudaCarrier {
     fn goes_as_it_is(&self, hold: &Hold) -> bool {
         let buffer = &hold.block.buffer;
         buffer.as_shareable().is_some_and(|shareable| {
-            let is_whole = || shareable.len() - buffer.len().min(shareable.len()) < (2 << 20);
-            self.session.is_trusted || (is_whole() && buffer.offset_in(shareable) == Some(0))
+            let (size, len) = (shareable.len(), buffer.len());
+            let at = buffer.offset_in(shareable);
+            self.session.is_trusted
+                || at.is_some_and(|at| self.kind.shows_nothing_else(size, at, len))
         })
     }
 }
@@ -422,7 +431,7 @@ impl Carrier for CudaCarrier {
         fill(&mut contents);
         let buffer = match self.kind {
             // Alone in what its handle shows.
-            Kind::Legacy => Buffer::plain(&context, len.next_multiple_of(2 << 20))?,
+            Kind::Legacy => Buffer::plain(&context, len.next_multiple_of(PIECE))?,
             Kind::Shareable => Buffer::shareable(&context, len)?,
         };
         // Written by work that has yet to run when it is sent: whoever waits for nothing reads something else.

@@ -199,18 +199,25 @@ impl Use<'_> {
     }
 }
 
+/// A use on a stream has ended: where nothing could be ordered after it, waiting here is as good, if the driver does that
+/// much.
+pub(crate) fn or_wait(stream: &Stream, ordered: Result<(), Refusal>) {
+    if let Err(refusal) = ordered {
+        tracing::warn!("the owner's stream could not be ordered after a use: {refusal}");
+        let _ = stream.synchronize();
+    }
+}
+
 impl Drop for Use<'_> {
     fn drop(&mut self) {
-        let ordered = match &self.memory.source {
-            Source::Own(hold, _) => hold.block.order.after(&self.stream),
-            // By now the work is enqueued; what is let go asks all streams that were noted.
-            Source::Theirs(lease) => lease.note(&self.stream),
-        };
-        if let Err(refusal) = ordered {
-            // Waiting here is as good, if the driver does that much.
-            tracing::warn!("the owner's stream could not be ordered after a use: {refusal}");
-            let _ = self.stream.synchronize();
-        }
+        or_wait(
+            &self.stream,
+            match &self.memory.source {
+                Source::Own(hold, _) => hold.block.order.after(&self.stream),
+                // By now the work is enqueued; what is let go asks all streams that were noted.
+                Source::Theirs(lease) => lease.note(&self.stream),
+            },
+        );
     }
 }
 

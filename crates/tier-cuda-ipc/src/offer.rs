@@ -111,10 +111,8 @@ impl Pair {
             if !self.theirs.iter().any(|(theirs, _)| *theirs == device) {
                 return Reach::Not(Refusal::new(Reason::DeviceUnknown, device.to_string()));
             }
-            let has_context = cuda::driver()
-                .and_then(|driver| Ok(driver.has_context(driver.device(device)?)))
-                .unwrap_or(false);
             // Making a context takes long and much memory, and may never be needed.
+            let has_context = cuda::Context::exists(device);
             if has_context { Reach::Ready } else { Reach::Idle }
         };
         self.mine.iter().map(|(device, _)| (*device, reach(*device))).collect()

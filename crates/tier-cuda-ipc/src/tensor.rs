@@ -7,7 +7,7 @@ use cudarc::driver::{CudaSlice, DeviceRepr};
 use rung::{DType, Device, Element, Layout, Reason, Refusal, Storage, Tensor};
 
 use crate::block::{Block, Hold};
-use crate::memory::{CudaMemory, Source, Use};
+use crate::memory::{CudaMemory, Source, Use, or_wait};
 
 fn storage(hold: Arc<Hold>, len: usize) -> Arc<Storage> {
     let memory = CudaMemory { source: Source::Own(hold, false), offset: 0, len, _whole: None };
@@ -165,10 +165,7 @@ impl UseMut<'_> {
 
 impl Drop for UseMut<'_> {
     fn drop(&mut self) {
-        if let Err(refusal) = self.tensor.hold.block.order.after(&self.stream) {
-            tracing::warn!("the owner's stream could not be ordered after a use: {refusal}");
-            let _ = self.stream.synchronize();
-        }
+        or_wait(&self.stream, self.tensor.hold.block.order.after(&self.stream));
     }
 }
 

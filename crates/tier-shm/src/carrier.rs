@@ -34,9 +34,6 @@ struct Notice {
     x: Vec<u64>,
 }
 
-/// Of a device's memory on its way into a file.
-const PIECE: usize = 1 << 20;
-
 const UNKNOWN: &str = "unknown";
 const EXPOSED: &str = "exposed";
 
@@ -103,15 +100,7 @@ impl ShmCarrier {
         } else {
             // A fresh block, sealed for good, is written by the kernel; so it goes in pieces.
             let block = Sealed::build(len, |filling| {
-                let mut piece = vec![0; len.min(PIECE)];
-                let mut at = 0;
-                while at < len {
-                    let some = piece.len().min(len - at);
-                    storage.memory().read_at(at, &mut piece[..some])?;
-                    filling.write(&piece[..some])?;
-                    at += some;
-                }
-                Ok(())
+                storage.memory().for_each_piece(&mut |piece| filling.write(piece))
             })?;
             Storage::new(SealedMemory { block: Arc::new(block), len, once: true })
         };
