@@ -69,22 +69,32 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
     ) -> Result<(), Refusal> {
         match self.bytes() {
             Ok(bytes) => piece(bytes),
-            // What cannot be lent may still be copied out, from a device too.
-            Err(refusal)
-                if matches!(refusal.reason(), Reason::PeerNotTrusted | Reason::DeviceMemory) =>
-            {
-                let mut copy = vec![0; self.len().min(1 << 20)];
-                let mut at = 0;
-                while at < self.len() {
-                    let some = copy.len().min(self.len() - at);
-                    self.read_at(at, &mut copy[..some])?;
-                    piece(&copy[..some])?;
-                    at += some;
-                }
-                Ok(())
+            Err(refusal) if refusal.reason() == Reason::PeerNotTrusted => {
+                self.for_each_copied_piece(piece)
             }
             Err(refusal) => Err(refusal),
         }
+    }
+
+    /// As [`for_each_piece`](Self::for_each_piece), of copies that [`read_at`](Self::read_at) makes: for memory that
+    /// cannot be borrowed, such as a device's, where a copy to the host is what is wanted.
+    ///
+    /// # Errors
+    ///
+    /// What `piece` or `read_at` answers.
+    fn for_each_copied_piece(
+        &self,
+        piece: &mut dyn FnMut(&[u8]) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let mut copy = vec![0; self.len().min(1 << 20)];
+        let mut at = 0;
+        while at < self.len() {
+            let some = copy.len().min(self.len() - at);
+            self.read_at(at, &mut copy[..some])?;
+            piece(&copy[..some])?;
+            at += some;
+        }
+        Ok(())
     }
 
     /// What tells this memory from any other that exists: two that answer the same are the same bytes, or a

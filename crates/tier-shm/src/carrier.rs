@@ -100,7 +100,7 @@ impl ShmCarrier {
         } else {
             // A fresh block, sealed for good, is written by the kernel; so it goes in pieces.
             let block = Sealed::build(len, |filling| {
-                storage.memory().for_each_piece(&mut |piece| filling.write(piece))
+                storage.memory().for_each_copied_piece(&mut |piece| filling.write(piece))
             })?;
             Storage::new(SealedMemory { block: Arc::new(block), len, once: true })
         };
