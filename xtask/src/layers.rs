@@ -11,6 +11,8 @@ use crate::Error;
 const LAYERS: &[&[&str]] = &[
     &["rung"],
     &["segment", "cuda", "link"],
+    // What the rungs of device memory have in common (docs/adr/0030).
+    &["cuda-memory"],
     &[
         "tier-cuda-ipc",
         "tier-pool-ipc",

@@ -1,20 +1,21 @@
 //! One peer's session as a carrier, on either rung.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cuda::{Buffer, Context, MemHandle, Stream};
+use cuda_memory::CudaMemory;
+use cuda_memory::block::{Block, Hold, Token};
+use cuda_memory::events::{EventWire, Ours, Ready, Streams, from_text, to_text};
+use cuda_memory::memory;
 use rung::{
     Carrier, Device, Fault, Fill, Handle, LeaseId, Memory, Meta, Packed, Parcel, Provenance, Reach,
     Reason, Receipt, Refusal, RungId, Storage,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::block::{Block, Hold, Token};
-use crate::events::{EventWire, Ours, from_text, to_text};
 use crate::import::Source;
-use crate::memory::{self, CudaMemory, Lease};
+use crate::lease::Lease;
 use crate::session::{Key, Lookers, ReceiptMeta, Session};
 use crate::staging::forget;
 
@@ -108,6 +109,14 @@ struct Lending {
     staged: bool,
 }
 
+/// The lease of this crate's that a storage is under.
+fn borrowed(storage: &Storage) -> Option<&Lease> {
+    match storage.memory_as::<CudaMemory>()?.source() {
+        memory::Source::Theirs(lease) => Lease::of(&**lease),
+        memory::Source::Own(..) => None,
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct CudaCarrier {
     kind: Kind,
@@ -147,7 +156,7 @@ impl CudaCarrier {
                 (block.serial, shareable.len(), from)
             }
         };
-        let ready = self.session.ready_event(&block.order)?;
+        let ready = self.session.events.ready(&self.session.pair, &block.order)?;
         let lending = Lending {
             number,
             serial: block.serial,
@@ -190,7 +199,7 @@ impl CudaCarrier {
             forwarded: true,
             copies: 0,
             ready: None,
-            their_ready: lease.ready.as_ref().map(EventWire::of_a_third),
+            their_ready: lease.ready.lent_on(),
             hold: None,
             staged: false,
         };
@@ -205,21 +214,15 @@ impl CudaCarrier {
                 let shareable = hold.block.buffer.as_shareable().ok_or(Reason::OtherAllocator)?;
                 Ok(Source::Descriptor(shareable.descriptor()?))
             }
-            (None, _) => match &CudaMemory::of(storage)?.source {
-                memory::Source::Theirs(lease) => lease.import()?.source(),
-                memory::Source::Own(..) => Err(Reason::OtherKind.into()),
-            },
+            (None, _) => borrowed(storage).ok_or(Reason::OtherKind)?.import()?.source(),
         }
     }
 
     /// Copied once, on the device.
     fn staged(&self, memory: &CudaMemory) -> Result<Lending, Refusal> {
-        let hold = self.session.staging.take(memory.device(), memory.len)?;
+        let hold = self.session.staging.take(memory.device(), memory.range().len())?;
         let order = hold.block.order.clone();
-        {
-            let used = memory.on(&order)?;
-            hold.block.buffer.copy_from(used.buffer(), &order)?;
-        }
+        memory.on(&order)?.copy_to(&hold.block.buffer)?;
         Ok(Lending { copies: 1, staged: true, ..self.own(&hold, 0)? })
     }
 
@@ -230,7 +233,7 @@ impl CudaCarrier {
             None => lending.their_ready,
             Some(Ok(wire)) => Some(wire),
             Some(Err(refusal)) => {
-                ready.into_iter().for_each(|ready| self.session.give_back(ready));
+                ready.into_iter().for_each(|ready| self.session.events.give_back(ready));
                 return Err(refusal);
             }
         };
@@ -262,14 +265,14 @@ impl CudaCarrier {
             _token: token,
             packed: false,
         };
-        match (&owner.hold, storage.memory_as::<CudaMemory>().map(|memory| &memory.source)) {
+        match (&owner.hold, borrowed(storage)) {
             (Some(hold), _) if naming.keep => {
                 if self.kind == Kind::Legacy {
                     self.session.keep(&hold.block);
                 }
                 hold.block.watch(&self.session);
             }
-            (None, Some(memory::Source::Theirs(lease))) if lending.returned.is_none() => {
+            (None, Some(lease)) if lending.returned.is_none() => {
                 lease.import()?.watch(&self.session);
             }
             _ => {}
@@ -326,23 +329,19 @@ impl CudaCarrier {
         let (hold, offset) = found.ok_or_else(|| {
             Fault::new(Reason::UnknownLease, "memory of this process that is not lent out")
         })?;
-        Ok(CudaMemory { source: memory::Source::Own(hold, true), offset, len, _whole: None })
+        Ok(CudaMemory::own(hold, true, offset, len))
     }
 
     /// A third's, which was lent on to the peer and came back: the very memory that it was lent of.
     fn forward_returned(&self, meta: &ParcelMeta, len: usize) -> Result<CudaMemory, Fault> {
         let found = self.session.forwarded(meta.b).into_iter().find_map(|whole| {
-            let memory = whole.memory_as::<CudaMemory>()?;
-            let memory::Source::Theirs(lease) = &memory.source else { return None };
-            let (start, end) = (memory.offset, memory.offset.checked_add(memory.len)?);
-            let fits = meta.o >= start && meta.o.checked_add(len)? <= end;
-            let source = memory::Source::Theirs(Arc::clone(lease));
-            fits.then(|| (source, Arc::clone(&whole)))
+            borrowed(&whole)?;
+            let (all, end) = (CudaMemory::of(&whole).ok()?.range(), meta.o.checked_add(len)?);
+            let fits = meta.o >= all.start && end <= all.end;
+            if fits { CudaMemory::part_of(&whole, meta.o..end) } else { None }
         });
-        let (source, whole) = found.ok_or_else(|| {
-            Fault::new(Reason::UnknownLease, "memory that was not lent to the peer")
-        })?;
-        Ok(CudaMemory { source, offset: meta.o, len, _whole: Some(whole) })
+        found
+            .ok_or_else(|| Fault::new(Reason::UnknownLease, "memory that was not lent to the peer"))
     }
 
     /// What a parcel's allocation is mapped by, if that came along.
@@ -383,20 +382,14 @@ impl CudaCarrier {
             number: meta.b,
             lease,
             session: Arc::downgrade(session),
-            ready: meta.e,
-            opened: OnceLock::new(),
-            is_ready: AtomicBool::new(false),
-            used: Mutex::default(),
+            ready: Ready::new(meta.e),
+            used: Streams::default(),
             settles: meta.f,
         };
         // Where this process has no context of the device, opening it waits until somebody looks: what only
         // forwards needs none.
-        let open = || -> Result<(), Fault> {
-            held.ready_event(import.open()?.context())?;
-            Ok(())
-        };
         if Context::exists(device)
-            && let Err(fault) = open()
+            && let Err(fault) = held.open_all()
         {
             drop(import);
             // Sent again, it comes with all that it takes.
@@ -404,8 +397,7 @@ impl CudaCarrier {
             session.discard(key);
             return Err(fault);
         }
-        let source = memory::Source::Theirs(Arc::new(held));
-        Ok(CudaMemory { source, offset: meta.o, len, _whole: None })
+        Ok(CudaMemory::theirs(Arc::new(held), meta.o, len))
     }
 
     /// Whether a block can be shown to the peer as it is: a stranger sees all of its allocation.
@@ -443,8 +435,7 @@ impl Carrier for CudaCarrier {
         stream.pause(BUSY)?;
         buffer.copy_from(&written, &stream)?;
         let block = Block::new(buffer, stream).with_contents(contents, written);
-        let (source, offset) = (memory::Source::Own(Hold::new(block), false), 0);
-        Ok(Storage::new(CudaMemory { source, offset, len, _whole: None }))
+        Ok(Storage::new(CudaMemory::own(Hold::new(block), false, 0, len)))
     }
 
     fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
@@ -457,20 +448,29 @@ impl Carrier for CudaCarrier {
         let memory = CudaMemory::of(storage)?;
         // Before anything is set up for it.
         self.place_of(memory.device())?;
-        let lending = match (&memory.source, self.kind) {
-            (memory::Source::Own(hold, _), Kind::Legacy) => self.own(hold, memory.offset)?,
+        let range = memory.range();
+        let lending = match (memory.source(), self.kind) {
+            (memory::Source::Own(hold, _), Kind::Legacy) => self.own(hold, range.start)?,
             (memory::Source::Own(hold, _), Kind::Shareable) => {
                 if self.goes_as_it_is(hold) {
-                    self.own(hold, memory.offset)?
+                    self.own(hold, range.start)?
                 } else {
                     self.staged(memory)?
                 }
             }
-            (memory::Source::Theirs(lease), kind) => {
-                let is_legacy = lease.import()?.is_legacy();
-                match (is_legacy, kind) {
-                    (true, Kind::Legacy) | (false, Kind::Shareable) => {
-                        match self.forward(lease, memory.offset, memory.len) {
+            (memory::Source::Theirs(borrowed), kind) => {
+                let lease = Lease::of(&**borrowed);
+                let is_legacy = lease.map(|lease| lease.import().map(|import| import.is_legacy()));
+                match (lease.zip(is_legacy.transpose()?), kind) {
+                    // By a rung that is not this crate's.
+                    (None, Kind::Legacy) => {
+                        let what = "another process's, which did not come by cuda-ipc";
+                        return Err(Refusal::new(Reason::OtherAllocator, what));
+                    }
+                    (None, Kind::Shareable) => self.staged(memory)?,
+                    (Some((lease, true)), Kind::Legacy)
+                    | (Some((lease, false)), Kind::Shareable) => {
+                        match self.forward(lease, range.start, range.len()) {
                             Err(why)
                                 if why.reason() == Reason::PeerNotTrusted
                                     && kind == Kind::Shareable =>
@@ -480,11 +480,11 @@ impl Carrier for CudaCarrier {
                             forwarded => forwarded?,
                         }
                     }
-                    (false, Kind::Legacy) => {
+                    (Some((_, false)), Kind::Legacy) => {
                         let what = "another process's, which came by cuda-vmm";
                         return Err(Refusal::new(Reason::OtherAllocator, what));
                     }
-                    (true, Kind::Shareable) => self.staged(memory)?,
+                    (Some((_, true)), Kind::Shareable) => self.staged(memory)?,
                 }
             }
         };

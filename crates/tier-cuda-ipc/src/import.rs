@@ -2,15 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cuda::ipc::Shareable;
 use cuda::{Buffer, Context, MemHandle, Stream};
+use cuda_memory::block::{Watcher, Watchers, serial};
+use cuda_memory::events::Streams;
+use cuda_memory::lock;
 use rung::{Device, Fault, Reason, Refusal};
-
-use crate::block::{serial, watch, watchers};
-use crate::lock;
-use crate::session::Session;
 
 /// What an allocation is mapped by.
 #[derive(Debug)]
@@ -34,9 +33,9 @@ pub(crate) struct Import {
     /// For copies to the host: its own, so that an owner who is never done holds up nobody else's.
     reads: OnceLock<Stream>,
     /// What still has to run before it is closed.
-    streams: Mutex<Vec<Stream>>,
+    pub(crate) streams: Streams,
     owner_gone: AtomicBool,
-    watchers: Mutex<Vec<Weak<Session>>>,
+    watchers: Watchers,
 }
 
 #[derive(Debug)]
@@ -59,9 +58,9 @@ impl Import {
             is_one_namespace,
             state: Mutex::new(State { source, open: None }),
             reads: OnceLock::new(),
-            streams: Mutex::default(),
+            streams: Streams::default(),
             owner_gone: AtomicBool::new(false),
-            watchers: Mutex::default(),
+            watchers: Watchers::default(),
         })
     }
 
@@ -127,37 +126,18 @@ impl Import {
         matches!(lock(&self.state).source, Source::Legacy(_))
     }
 
-    /// Work was enqueued on it there.
-    pub(crate) fn used_on(&self, stream: &Stream) {
-        let mut streams = lock(&self.streams);
-        if streams.iter().any(|known| known.is(stream)) {
-            return;
-        }
-        if streams.len() >= 8 {
-            streams.retain(|known| !known.is_done().unwrap_or(false));
-        }
-        streams.push(stream.clone());
-    }
-
-    /// Whether nothing runs on it any more.
-    pub(crate) fn is_idle(&self) -> bool {
-        let mut streams = lock(&self.streams);
-        streams.retain(|stream| !stream.is_done().unwrap_or(true));
-        streams.is_empty()
-    }
-
     /// Its owner is gone for sure, and a memory of the older kind with it: an error from now on, not a stale read.
     pub(crate) fn owner_is_gone(&self) {
         if self.is_legacy() && !self.owner_gone.swap(true, Ordering::AcqRel) {
-            for session in watchers(&self.watchers) {
+            for session in self.watchers.all() {
                 session.lost(self.serial);
             }
         }
     }
 
     /// A session lends it on, and wants to hear of its end.
-    pub(crate) fn watch(&self, session: &Arc<Session>) {
-        watch(&self.watchers, session);
+    pub(crate) fn watch<W: Watcher>(&self, session: &Arc<W>) {
+        self.watchers.add(session);
     }
 }
 
@@ -168,13 +148,9 @@ fn system(error: std::io::Error) -> Refusal {
 impl Drop for Import {
     fn drop(&mut self) {
         // What is enqueued runs first: unmapping waits for nothing by itself.
-        for stream in lock(&self.streams).drain(..) {
-            if let Err(refusal) = stream.synchronize() {
-                tracing::warn!("work on memory that is let go failed: {refusal}");
-            }
-        }
+        self.streams.wait();
         lock(&self.state).open = None;
-        for session in watchers(&self.watchers) {
+        for session in self.watchers.all() {
             session.retire(self.serial);
         }
     }

@@ -40,13 +40,11 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `offer` | what each process says; what follows for the pair |
-//! | `block`, `staging` | memory of ours that is lent, or that other memory is copied into |
-//! | `import`, `memory` | memory of a peer's; both as the memory of storages |
-//! | `events` | ready- and done-events, used again |
+//! | `staging` | shareable memory that other memory is copied into |
+//! | `import`, `lease` | memory of a peer's, mapped once; a lease on it |
 //! | `session`, `carrier` | what is lent and kept, and the carrier |
-//! | `dlpack` | tensors of other frameworks (feature `dlpark`) |
-//! | `tensor` | tensors that are born shareable, or adopted |
+//!
+//! Tensors, the memory of both sides, and events are those of [`cuda_memory`], for every rung of devices.
 //!
 //! # What it does not do
 //!
@@ -54,31 +52,24 @@
 //! seals.
 #![cfg(target_os = "linux")]
 
-mod block;
 mod carrier;
-#[cfg(feature = "dlpark")]
-mod dlpack;
-mod events;
 mod import;
-mod memory;
-mod offer;
+mod lease;
 mod session;
 mod staging;
-mod tensor;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use cuda_memory::offer::{self, Pair};
 use rung::{Device, Offer, Reason, Refusal, Rung, RungId, Session, Trust};
 use segment::PeerTrust;
 
 pub use cuda;
 #[cfg(feature = "dlpark")]
-pub use dlpack::{from_dlpack, to_dlpack};
-pub use memory::{CudaMemory, Use};
-pub use tensor::{DeviceTensorMut, UseMut, alloc_on, copy_to, on, share_buffer, share_slice};
+pub use cuda_memory::dlpack::{from_dlpack, to_dlpack};
+pub use cuda_memory::{
+    CudaMemory, DeviceTensorMut, Use, UseMut, alloc_on, copy_to, on, share_buffer, share_slice,
+};
 
 use carrier::{CudaCarrier, Kind};
-use offer::Pair;
 
 /// Memory of `cuMemAlloc`, by handles of whole allocations.
 #[derive(Debug, Clone, Copy, Default)]
@@ -87,11 +78,6 @@ pub struct CudaIpc;
 /// Memory that was created shareable, by descriptors; and any other, copied once on its device.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CudaVmm;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing under these locks is half done when somebody panics.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn probe(kind: Kind) -> Result<Offer, Refusal> {
     let driver = cuda::driver()?;

@@ -8,15 +8,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use cuda::{Context, Event, Stream};
-use rung::{Device, Fault, LeaseId, Meta, Reason, Refusal, Storage};
+use cuda::Stream;
+use cuda_memory::block::{Block, Hold, Watcher, serial};
+use cuda_memory::events::{EventWire, Exchange, Ours, Unfinished};
+use cuda_memory::lock;
+use cuda_memory::offer::Pair;
+use rung::{Device, Fault, LeaseId, Meta, Reason, Storage};
 use serde::{Deserialize, Serialize};
 
-use crate::block::{Block, Hold};
-use crate::events::{EventWire, Ours, Pool, Theirs};
 use crate::import::{Import, Source};
-use crate::lock;
-use crate::offer::Pair;
 use crate::staging::Staging;
 
 /// The peer's number for an allocation; 0 for one that is not kept.
@@ -67,15 +67,13 @@ pub(crate) struct ReceiptMeta {
     l: bool,
 }
 
-/// Done-events of one receipt: as many streams as used one lease.
-const DONE: usize = 64;
-
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) pair: Pair,
     /// Whether the peer can be counted on not to look at what it gave back.
     pub(crate) is_trusted: bool,
     pub(crate) staging: Staging,
+    pub(crate) events: Exchange,
     next_lease: AtomicU64,
     exports: Mutex<Exports>,
     imports: Mutex<Imports>,
@@ -127,10 +125,6 @@ struct Exports {
     /// To be told.
     retired: Vec<(Key, u64)>,
     lost: Vec<Key>,
-    waited: Vec<u64>,
-    ready: Pool,
-    /// Done-events of the peer's.
-    done: Theirs,
 }
 
 /// An allocation of the peer's that is kept.
@@ -145,9 +139,7 @@ struct Kept {
 /// What has to be done before a lease's owner may go on.
 #[derive(Debug)]
 enum Done {
-    Event(Ours),
-    /// The peer cannot wait for it, so its receipt does.
-    Stream(Stream),
+    Used(Unfinished),
     /// To be unmapped first.
     Unmap(Arc<Import>),
 }
@@ -157,11 +149,6 @@ struct Imports {
     kept: HashMap<Key, Kept>,
     /// What is not kept, while it is there: by the peer's numbers.
     once: Vec<(Key, Weak<Import>)>,
-    /// Ready-events of the peer's.
-    ready: Theirs,
-    done: Pool,
-    /// Of ours, what the peer has been told of and has not waited for.
-    flying: HashMap<u64, Ours>,
     finished: HashMap<LeaseId, Vec<Done>>,
     unknown: HashSet<LeaseId>,
     /// Leases whose memory was lent on, and what is to be told of it at once.
@@ -195,6 +182,7 @@ impl Session {
             pair,
             is_trusted,
             staging: Staging::default(),
+            events: Exchange::default(),
             next_lease: AtomicU64::new(1),
             exports: Mutex::default(),
             imports: Mutex::default(),
@@ -212,10 +200,6 @@ impl Session {
         let _ = self.wake.set(Wake(wake));
     }
 
-    pub(crate) fn give_back(&self, ready: Ours) {
-        lock(&self.exports).ready.give(ready);
-    }
-
     fn wake(&self) {
         if let Some(Wake(wake)) = self.wake.get() {
             wake();
@@ -228,7 +212,7 @@ impl Session {
     /// The number of an allocation of the driver's, by the driver's own: never used twice, and never what anything else
     /// has.
     pub(crate) fn number_of(&self, allocation: u64) -> Key {
-        *lock(&self.exports).allocations.entry(allocation).or_insert_with(crate::block::serial)
+        *lock(&self.exports).allocations.entry(allocation).or_insert_with(serial)
     }
 
     /// Whether so much is kept for the peer already that more has to go without.
@@ -287,10 +271,10 @@ impl Session {
         if exports.known.get(&out.number) == Some(&Known::Sending(lease)) {
             exports.known.remove(&out.number);
         }
-        if let Some(ready) = out.ready.clone() {
-            exports.ready.give(ready);
-        }
         drop(exports);
+        if let Some(ready) = out.ready.clone() {
+            self.events.give_back(ready);
+        }
         drop(out);
     }
 
@@ -303,48 +287,6 @@ impl Session {
         }
     }
 
-    /// An event behind everything that is enqueued on a stream, for the peer to wait for; none where nothing is, or
-    /// where this thread has waited instead.
-    pub(crate) fn ready_event(&self, order: &Stream) -> Result<Option<Ours>, Refusal> {
-        if order.is_done()? {
-            return Ok(None);
-        }
-        let device = order.device();
-        let taken = self.pair.has_events(device).then(|| lock(&self.exports).ready.take(device));
-        match self.event(taken.flatten(), order, |session| &session.exports, |e| &mut e.ready)? {
-            Some(ours) => Ok(Some(ours)),
-            None => order.synchronize().map(|()| None),
-        }
-    }
-
-    /// Records an event of a pool behind what is enqueued.
-    fn event<T>(
-        &self,
-        taken: Option<Result<Ours, u64>>,
-        stream: &Stream,
-        table: impl Fn(&Self) -> &Mutex<T>,
-        pool: impl Fn(&mut T) -> &mut Pool,
-    ) -> Result<Option<Ours>, Refusal> {
-        let device = stream.device();
-        let ours = match taken {
-            None => return Ok(None),
-            Some(Ok(ours)) => ours,
-            Some(Err(number)) => match Event::shared(stream.context()) {
-                Ok(event) => Ours { number, device, event: Arc::new(event) },
-                Err(refusal) => {
-                    pool(&mut lock(table(self))).not_made();
-                    tracing::debug!("no event for another process: {refusal}");
-                    return Ok(None);
-                }
-            },
-        };
-        if let Err(refusal) = ours.event.record(stream) {
-            pool(&mut lock(table(self))).give(ours);
-            return Err(refusal);
-        }
-        Ok(Some(ours))
-    }
-
     /// A lease came home: what its owner enqueues from now on comes after what the peer still does.
     ///
     /// Of leases that are not out nothing is noted: a peer must not fill this table.
@@ -353,16 +295,19 @@ impl Session {
         let Some(out) = exports.out.get(&lease).filter(|out| !out.home) else { return };
         let (number, hold) = (out.number, out.hold.clone());
         drop(exports);
-        let mut waited = Vec::new();
-        if let Some(hold) = &hold
-            && let Err(fault) = self.wait_for(&said.d, &hold.block.order, &mut waited)
-        {
-            // Nobody here can tell when the peer is done with it, so it is never used again; what the driver does not
-            // count is not freed either.
-            tracing::warn!("memory that a peer still works on is given up: {fault}");
-            hold.block.spoil();
-            if hold.block.buffer.as_shareable().is_none() {
-                lock(&self.exports).given_up.push(Arc::clone(&hold.block));
+        let mut tells = false;
+        if let Some(hold) = &hold {
+            match self.events.wait_for(&said.d, &hold.block.order) {
+                Ok(waits) => tells = waits,
+                Err(fault) => {
+                    // Nobody here can tell when the peer is done with it, so it is never used again; what the driver
+                    // does not count is not freed either.
+                    tracing::warn!("memory that a peer still works on is given up: {fault}");
+                    hold.block.spoil();
+                    if hold.block.buffer.as_shareable().is_none() {
+                        lock(&self.exports).given_up.push(Arc::clone(&hold.block));
+                    }
+                }
             }
         }
         if said.l
@@ -380,41 +325,13 @@ impl Session {
             out.home = true;
             out.ready.take()
         });
-        if let Some(ready) = ready {
-            exports.ready.give(ready);
-        }
-        let tells = !waited.is_empty();
-        exports.waited.append(&mut waited);
         drop(exports);
+        if let Some(ready) = ready {
+            self.events.give_back(ready);
+        }
         if tells {
             self.wake();
         }
-    }
-
-    /// Has a stream wait for the peer's events.
-    fn wait_for(
-        &self,
-        done: &[EventWire],
-        order: &Stream,
-        waited: &mut Vec<u64>,
-    ) -> Result<(), Fault> {
-        if done.len() > DONE {
-            return Err(Fault::new(Reason::OverCap, format!("{} events", done.len())));
-        }
-        for wire in done {
-            let known = lock(&self.exports).done.get(wire.0);
-            let event = match known {
-                Some(event) => event,
-                None => {
-                    let event = wire.open(order.context())?;
-                    lock(&self.exports).done.keep(wire.0, &event);
-                    event
-                }
-            };
-            order.wait(&event)?;
-            waited.push(wire.0);
-        }
-        Ok(())
     }
 
     /// The owner of a lease ends: who may still look at the memory by it.
@@ -424,15 +341,18 @@ impl Session {
         let home = out.as_ref().is_some_and(|out| out.home);
         let ready = out.as_ref().and_then(|out| out.ready.clone());
         let gone = self.gone.load(Ordering::Acquire);
+        let is_idle = exports.is_idle();
+        drop(exports);
         match ready {
-            Some(ready) if gone => exports.ready.give(ready),
+            Some(ready) if gone => self.events.give_back(ready),
             // A peer that is there may yet wait for it.
             Some(ready) => std::mem::forget(ready),
             None => {}
         }
-        let idle = Self::idle_exports(&mut exports);
-        drop(exports);
-        drop((out, idle));
+        if is_idle {
+            self.events.nothing_lent();
+        }
+        drop(out);
         match (home, gone) {
             (true, _) => Lookers::Nobody,
             (false, true) => Lookers::Heirs,
@@ -458,33 +378,6 @@ impl Session {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// The users of an allocation have let go; told from destructors.
-    pub(crate) fn retire(&self, serial: u64) {
-        let mut exports = lock(&self.exports);
-        let Some(number) = exports.numbers.remove(&serial) else { return };
-        exports.known.remove(&number);
-        if !exports.numbers.values().any(|other| *other == number) {
-            exports.allocations.retain(|_, other| *other != number);
-        }
-        exports.retired.push((number, serial));
-        let idle = Self::idle_exports(&mut exports);
-        drop(exports);
-        drop(idle);
-        self.wake();
-    }
-
-    /// Where nothing is lent any more: events that hold a context for nothing.
-    fn idle_exports(exports: &mut Exports) -> Option<impl Sized + use<>> {
-        let is_idle = exports.out.is_empty() && exports.numbers.is_empty();
-        is_idle.then(|| (exports.ready.shrink(), exports.done.forget()))
-    }
-
-    /// The same, of what was lent to this side.
-    fn idle_imports(imports: &mut Imports) -> Option<impl Sized + use<>> {
-        let is_idle = imports.kept.is_empty() && imports.flying.is_empty();
-        is_idle.then(|| (imports.done.shrink(), imports.ready.forget()))
-    }
-
     /// What this side was lent goes on to another: its owner hears of it.
     pub(crate) fn note_lent_on(&self, lease: LeaseId, number: Key) {
         let mut imports = lock(&self.imports);
@@ -493,15 +386,6 @@ impl Session {
             drop(imports);
             self.wake();
         }
-    }
-
-    /// The owner of what was lent on is gone.
-    pub(crate) fn lost(&self, serial: u64) {
-        let mut exports = lock(&self.exports);
-        let Some(number) = exports.numbers.get(&serial).copied() else { return };
-        exports.lost.push(number);
-        drop(exports);
-        self.wake();
     }
 
     pub(crate) fn peer_gone(&self) {
@@ -524,6 +408,41 @@ impl Session {
         for import in imports {
             import.owner_is_gone();
         }
+    }
+}
+
+impl Exports {
+    /// Whether nothing is lent any more.
+    fn is_idle(&self) -> bool {
+        self.out.is_empty() && self.numbers.is_empty()
+    }
+}
+
+impl Watcher for Session {
+    /// The users of an allocation have let go; told from destructors.
+    fn retire(&self, serial: u64) {
+        let mut exports = lock(&self.exports);
+        let Some(number) = exports.numbers.remove(&serial) else { return };
+        exports.known.remove(&number);
+        if !exports.numbers.values().any(|other| *other == number) {
+            exports.allocations.retain(|_, other| *other != number);
+        }
+        exports.retired.push((number, serial));
+        let is_idle = exports.is_idle();
+        drop(exports);
+        if is_idle {
+            self.events.nothing_lent();
+        }
+        self.wake();
+    }
+
+    /// The owner of what was lent on is gone.
+    fn lost(&self, serial: u64) {
+        let mut exports = lock(&self.exports);
+        let Some(number) = exports.numbers.get(&serial).copied() else { return };
+        exports.lost.push(number);
+        drop(exports);
+        self.wake();
     }
 }
 
@@ -611,29 +530,19 @@ impl Session {
         let mut imports = lock(&self.imports);
         let tells = !closed.is_empty();
         imports.closed.append(&mut closed);
-        let idle = Self::idle_imports(&mut imports);
         drop(imports);
-        drop(idle);
+        self.note_idle();
         if tells {
             self.wake();
         }
     }
 
-    /// An event of the peer's, opened once; one that a third process made is opened each time.
-    pub(crate) fn their_ready_event(
-        &self,
-        wire: &EventWire,
-        context: &Arc<Context>,
-    ) -> Result<Arc<Event>, Fault> {
-        if wire.0 == 0 {
-            return wire.open(context);
+    /// Where nothing is borrowed any more, events hold a context for nothing.
+    fn note_idle(&self) {
+        let is_idle = lock(&self.imports).kept.is_empty();
+        if is_idle {
+            self.events.nothing_borrowed();
         }
-        if let Some(event) = lock(&self.imports).ready.get(wire.0) {
-            return Ok(event);
-        }
-        let event = wire.open(context)?;
-        lock(&self.imports).ready.keep(wire.0, &event);
-        Ok(event)
     }
 
     /// A lease was let go, and these streams used it: what still runs there is told with the receipt.
@@ -646,17 +555,8 @@ impl Session {
     ) {
         let mut finished: Vec<Done> = once.into_iter().map(Done::Unmap).collect();
         for stream in used {
-            if stream.is_done().unwrap_or(false) {
-                continue;
-            }
-            let device = stream.device();
-            let taken = (!settles && self.pair.has_events(device) && finished.len() < DONE)
-                .then(|| lock(&self.imports).done.take(device));
-            let event = self.event(taken.flatten(), &stream, |s| &s.imports, |i| &mut i.done);
-            finished.push(match event {
-                Ok(Some(ours)) => Done::Event(ours),
-                _ => Done::Stream(stream),
-            });
+            let used = self.events.used(&self.pair, stream, !settles);
+            finished.extend(used.map(Done::Used));
         }
         if !finished.is_empty() {
             lock(&self.imports).finished.insert(lease, finished);
@@ -668,9 +568,8 @@ impl Session {
         let imports = lock(&self.imports);
         imports.finished.get(&lease).is_none_or(|finished| {
             finished.iter().all(|done| match done {
-                Done::Event(_) => true,
-                Done::Stream(stream) => stream.is_done().unwrap_or(true),
-                Done::Unmap(import) => import.is_idle(),
+                Done::Used(unfinished) => unfinished.is_settled(),
+                Done::Unmap(import) => import.streams.are_done(),
             })
         })
     }
@@ -683,33 +582,12 @@ impl Session {
         let finished = imports.finished.remove(&lease).unwrap_or_default();
         drop(imports);
         for done in finished {
-            let wait = match done {
-                Done::Event(ours) => match (ours.event.is_done(), ours.wire()) {
-                    (Ok(false), Ok(wire)) => {
-                        said.d.push(wire);
-                        lock(&self.imports).flying.insert(ours.number, ours);
-                        Ok(())
-                    }
-                    _ => {
-                        let waited = ours.event.synchronize();
-                        lock(&self.imports).done.give(ours);
-                        waited
-                    }
-                },
-                // Done, by the time that it is asked for.
-                Done::Stream(stream) => stream.synchronize(),
-                Done::Unmap(import) => {
-                    drop(import);
-                    Ok(())
-                }
-            };
-            if let Err(refusal) = wait {
-                // Work that failed does not run any more.
-                tracing::warn!("work on memory that is let go failed: {refusal}");
+            match done {
+                Done::Used(unfinished) => said.d.extend(self.events.say(unfinished)),
+                Done::Unmap(import) => drop(import),
             }
         }
-        let idle = Self::idle_imports(&mut lock(&self.imports));
-        drop(idle);
+        self.note_idle();
         let is_empty = !said.u && !said.l && said.d.is_empty();
         if is_empty { None } else { Meta::write(&said).ok() }
     }
@@ -721,8 +599,8 @@ impl Session {
     /// Whether anything is kept that the peer may retire, or is waited for.
     pub(crate) fn keeps(&self) -> bool {
         let waits = !lock(&self.exports).kept.is_empty();
-        let imports = lock(&self.imports);
-        waits || !imports.kept.is_empty() || !imports.flying.is_empty()
+        let keeps = !lock(&self.imports).kept.is_empty();
+        waits || keeps || self.events.is_flying()
     }
 }
 
@@ -734,8 +612,8 @@ impl Session {
             let mut exports = lock(&self.exports);
             notice.x = std::mem::take(&mut exports.retired);
             notice.g = std::mem::take(&mut exports.lost);
-            notice.w = std::mem::take(&mut exports.waited);
         }
+        notice.w = self.events.take_waited();
         {
             let mut imports = lock(&self.imports);
             notice.c = std::mem::take(&mut imports.closed);
@@ -777,12 +655,8 @@ impl Session {
                 let once = imports.once.iter().filter(|(known, _)| *known == number);
                 lost.extend(once.filter_map(|(_, import)| import.upgrade()));
             }
-            for number in w {
-                if let Some(ours) = imports.flying.remove(&number) {
-                    imports.done.give(ours);
-                }
-            }
         }
+        self.events.waited(w);
         let freed: Vec<Arc<Block>> = {
             let mut exports = lock(&self.exports);
             for number in l {
@@ -820,19 +694,17 @@ impl Drop for Session {
         }
         // The peer may have it mapped, and will never say that it has not: freeing it is not to be. Nor are events that
         // it may yet wait for.
-        let (kept, events) = {
-            let (mut exports, mut imports) = (lock(&self.exports), lock(&self.imports));
+        let kept = {
+            let mut exports = lock(&self.exports);
             let out: Vec<Ours> =
                 exports.out.values_mut().filter_map(|out| out.ready.take()).collect();
-            let flying = std::mem::take(&mut imports.flying);
-            drop((exports.ready.shrink(), imports.done.shrink()));
-            let pools = (std::mem::take(&mut exports.ready), std::mem::take(&mut imports.done));
+            std::mem::forget(out);
             let mut kept: Vec<Arc<Block>> =
                 std::mem::take(&mut exports.kept).into_values().collect();
             kept.append(&mut exports.given_up);
-            (kept, (out, flying, pools))
+            kept
         };
-        std::mem::forget(events);
+        self.events.leave();
         if !kept.is_empty() {
             tracing::warn!(
                 blocks = kept.len(),

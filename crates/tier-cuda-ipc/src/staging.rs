@@ -6,10 +6,9 @@
 use std::sync::{Arc, Mutex};
 
 use cuda::{Buffer, Context, Stream};
+use cuda_memory::block::{Block, Hold};
+use cuda_memory::lock;
 use rung::{Device, Reason, Refusal};
-
-use crate::block::{Block, Hold};
-use crate::lock;
 
 /// Idle blocks that are kept.
 const IDLE: usize = 8;

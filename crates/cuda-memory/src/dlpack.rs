@@ -7,7 +7,7 @@ use dlpark::versioned::Dlpack;
 use rung::{Flags, Refusal, Storage, Tensor};
 
 use crate::block::{Block, Hold};
-use crate::memory::{CudaMemory, Source};
+use crate::memory::CudaMemory;
 use crate::tensor::on;
 
 /// A tensor that another framework produced, to be sent as [`share_buffer`](crate::share_buffer)'s: `order` is the stream
@@ -21,8 +21,8 @@ pub fn from_dlpack(managed: Dlpack, order: &Stream) -> Result<Tensor, Refusal> {
     let (buffer, layout) = (imported.buffer, imported.layout);
     let len = buffer.len();
     buffer.used_on(order);
-    let source = Source::Own(Hold::new(Block::new(buffer, order.clone())), false);
-    let storage = Arc::new(Storage::new(CudaMemory { source, offset: 0, len, _whole: None }));
+    let hold = Hold::new(Block::new(buffer, order.clone()));
+    let storage = Arc::new(Storage::new(CudaMemory::own(hold, false, 0, len)));
     let (shape, strides) = (layout.shape(), layout.strides());
     let tensor = Tensor::new(storage, layout.dtype(), shape, strides, layout.offset())?;
     Ok(tensor.with_flags(imported.flags))

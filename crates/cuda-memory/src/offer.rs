@@ -14,7 +14,7 @@ const DEVICES: usize = 64;
 /// What a process offers on either rung.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Said {
+struct Said {
     /// The version.
     v: u32,
     /// Drawn once a process: whether both ends are in one.
@@ -29,13 +29,15 @@ pub(crate) struct Said {
 
 /// Both offers, read.
 #[derive(Debug)]
-pub(crate) struct Pair {
-    pub(crate) mine: Vec<(Device, bool)>,
-    pub(crate) theirs: Vec<(Device, bool)>,
+pub struct Pair {
+    /// This side's devices, and whether each has events for other processes.
+    pub mine: Vec<(Device, bool)>,
+    /// The peer's.
+    pub theirs: Vec<(Device, bool)>,
     /// Both ends are in one process.
-    pub(crate) is_one_process: bool,
+    pub is_one_process: bool,
     /// Both see each other's process numbers.
-    pub(crate) is_one_namespace: bool,
+    pub is_one_namespace: bool,
     /// Both see one `/dev/shm`.
     is_one_mount: bool,
 }
@@ -76,7 +78,11 @@ fn mount() -> u64 {
 }
 
 /// This process's offer on a rung, with these devices.
-pub(crate) fn make(rung: RungId, devices: Vec<(Device, bool)>) -> Result<Offer, Refusal> {
+///
+/// # Errors
+///
+/// [`Reason::Forked`] in a fork of the process that first asked, [`Reason::System`] without random bytes.
+pub fn make(rung: RungId, devices: Vec<(Device, bool)>) -> Result<Offer, Refusal> {
     let d = devices.into_iter().map(|(device, events)| (device.to_string(), events)).collect();
     let said = Said { v: FORMAT, n: nonce()?, s: namespace(), m: mount(), d };
     Ok(Offer { rung, meta: Meta::write(&said)?, handles: Vec::new() })
@@ -90,7 +96,12 @@ fn devices(said: &Said) -> Result<Vec<(Device, bool)>, Refusal> {
 }
 
 impl Pair {
-    pub(crate) fn read(mine: &Offer, peer: &Offer) -> Result<Self, Refusal> {
+    /// What follows from both offers.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::NotOffered`] for another format, [`Reason::OverCap`] or [`Reason::BadMetadata`] for what is none.
+    pub fn read(mine: &Offer, peer: &Offer) -> Result<Self, Refusal> {
         let (mine, peer): (Said, Said) = (mine.meta.read()?, peer.meta.read()?);
         if peer.v != FORMAT {
             let detail = format!("format {}, here {FORMAT}", peer.v);
@@ -106,7 +117,8 @@ impl Pair {
     }
 
     /// The devices of this side, and how each is reached.
-    pub(crate) fn reach(&self) -> Vec<(Device, Reach)> {
+    #[must_use]
+    pub fn reach(&self) -> Vec<(Device, Reach)> {
         let reach = |device: Device| {
             if !self.theirs.iter().any(|(theirs, _)| *theirs == device) {
                 return Reach::Not(Refusal::new(Reason::DeviceUnknown, device.to_string()));
@@ -119,7 +131,8 @@ impl Pair {
     }
 
     /// Whether events of this device order work across both processes.
-    pub(crate) fn has_events(&self, device: Device) -> bool {
+    #[must_use]
+    pub fn has_events(&self, device: Device) -> bool {
         let has = |devices: &[(Device, bool)]| devices.contains(&(device, true));
         self.is_one_namespace && self.is_one_mount && has(&self.mine) && has(&self.theirs)
     }

@@ -8,10 +8,10 @@ use cuda::{Buffer, MemHandle, Stream};
 use rung::{Reason, Refusal};
 
 use crate::lock;
-use crate::session::Session;
 
 /// A number that nothing else of this process has: blocks, and imports.
-pub(crate) fn serial() -> u64 {
+#[must_use]
+pub fn serial() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -20,10 +20,13 @@ pub(crate) fn serial() -> u64 {
 ///
 /// Sessions may hold it longer than its users do: until a peer has unmapped it.
 #[derive(Debug)]
-pub(crate) struct Block {
-    pub(crate) serial: u64,
-    pub(crate) buffer: Buffer,
-    pub(crate) order: Stream,
+pub struct Block {
+    /// A number of this process's own.
+    pub serial: u64,
+    /// The memory.
+    pub buffer: Buffer,
+    /// Whoever works on it is ordered by this.
+    pub order: Stream,
     /// What a canary has to find in it, where it is one: told without a look at the device.
     pub(crate) contents: Option<(Arc<[u8]>, Buffer)>,
     born_for_peers: bool,
@@ -32,22 +35,26 @@ pub(crate) struct Block {
     spoiled: AtomicBool,
     /// Whether a peer lent it on: there are others who may have it mapped when that peer is gone.
     lent_on: AtomicBool,
-    watchers: Mutex<Vec<Weak<Session>>>,
+    watchers: Watchers,
 }
 
 /// How a block crosses by a handle of the older kind.
 #[derive(Debug, Clone)]
-pub(crate) struct Legacy {
-    pub(crate) handle: MemHandle,
+pub struct Legacy {
+    /// The handle, of the whole allocation.
+    pub handle: MemHandle,
     /// The driver's own number for the whole allocation: never used twice.
-    pub(crate) allocation: u64,
-    /// Bytes of the whole allocation, and where in it the block begins.
-    pub(crate) size: usize,
-    pub(crate) offset: usize,
+    pub allocation: u64,
+    /// Bytes of the whole allocation.
+    pub size: usize,
+    /// Where in it the block begins.
+    pub offset: usize,
 }
 
 impl Block {
-    pub(crate) fn new(buffer: Buffer, order: Stream) -> Self {
+    /// Memory that work on `order` comes before and after.
+    #[must_use]
+    pub fn new(buffer: Buffer, order: Stream) -> Self {
         Self {
             serial: serial(),
             buffer,
@@ -57,12 +64,13 @@ impl Block {
             legacy: OnceLock::new(),
             spoiled: AtomicBool::new(false),
             lent_on: AtomicBool::new(false),
-            watchers: Mutex::default(),
+            watchers: Watchers::default(),
         }
     }
 
     /// As one that this crate allocated, and may hand out again.
-    pub(crate) fn born_for_peers(self) -> Self {
+    #[must_use]
+    pub fn born_for_peers(self) -> Self {
         Self { born_for_peers: true, ..self }
     }
 
@@ -71,51 +79,79 @@ impl Block {
     }
 
     /// As a canary, whose contents come from another buffer in time.
-    pub(crate) fn with_contents(self, contents: Vec<u8>, from: Buffer) -> Self {
+    #[must_use]
+    pub fn with_contents(self, contents: Vec<u8>, from: Buffer) -> Self {
         Self { contents: Some((contents.into(), from)), ..self }
     }
 
     /// How it crosses by a handle; asked of the driver for this very memory, once.
-    pub(crate) fn legacy(&self) -> Result<Legacy, Refusal> {
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OtherAllocator`] for memory that has none, or what the driver answers.
+    pub fn legacy(&self) -> Result<Legacy, Refusal> {
         self.legacy.get_or_init(|| ask(&self.buffer)).clone()
     }
 
     /// Whether nobody may look at it for ever.
-    pub(crate) fn may_be_written(&self) -> bool {
+    #[must_use]
+    pub fn may_be_written(&self) -> bool {
         !self.spoiled.load(Ordering::Acquire)
     }
 
     /// Somebody may.
-    pub(crate) fn spoil(&self) {
+    pub fn spoil(&self) {
         self.spoiled.store(true, Ordering::Release);
     }
 
     /// A peer lent it on.
-    pub(crate) fn note_lent_on(&self) {
+    pub fn note_lent_on(&self) {
         self.lent_on.store(true, Ordering::Release);
         self.spoil();
     }
 
-    pub(crate) fn was_lent_on(&self) -> bool {
+    /// Whether one did.
+    #[must_use]
+    pub fn was_lent_on(&self) -> bool {
         self.lent_on.load(Ordering::Acquire)
     }
 
     /// A session wants to hear when its users have let go.
-    pub(crate) fn watch(&self, session: &Arc<Session>) {
-        watch(&self.watchers, session);
+    pub fn watch<W: Watcher>(&self, session: &Arc<W>) {
+        self.watchers.add(session);
     }
 }
 
-pub(crate) fn watch(watchers: &Mutex<Vec<Weak<Session>>>, session: &Arc<Session>) {
-    let mut watchers = lock(watchers);
-    watchers.retain(|watcher| watcher.strong_count() > 0);
-    if !watchers.iter().any(|watcher| std::ptr::eq(watcher.as_ptr(), Arc::as_ptr(session))) {
-        watchers.push(Arc::downgrade(session));
-    }
+/// What hears that the users of memory have let go.
+pub trait Watcher: std::fmt::Debug + Send + Sync + 'static {
+    /// Memory of this serial has no users any more.
+    fn retire(&self, serial: u64);
+
+    /// Its owner is gone, and it with its owner.
+    fn lost(&self, _serial: u64) {}
 }
 
-pub(crate) fn watchers(watchers: &Mutex<Vec<Weak<Session>>>) -> Vec<Arc<Session>> {
-    lock(watchers).iter().filter_map(Weak::upgrade).collect()
+/// Who wants to hear of memory.
+#[derive(Debug, Default)]
+pub struct Watchers(Mutex<Vec<Weak<dyn Watcher>>>);
+
+impl Watchers {
+    /// Adds one, once.
+    pub fn add<W: Watcher>(&self, watcher: &Arc<W>) {
+        let mut watchers = lock(&self.0);
+        watchers.retain(|known| known.strong_count() > 0);
+        let at: *const () = Arc::as_ptr(watcher).cast();
+        if !watchers.iter().any(|known| std::ptr::eq(known.as_ptr().cast::<()>(), at)) {
+            let watcher: Weak<W> = Arc::downgrade(watcher);
+            watchers.push(watcher);
+        }
+    }
+
+    /// Those that are there.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<dyn Watcher>> {
+        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
+    }
 }
 
 fn ask(buffer: &Buffer) -> Result<Legacy, Refusal> {
@@ -140,8 +176,9 @@ fn ask(buffer: &Buffer) -> Result<Legacy, Refusal> {
 
 /// The users' hold on a block: with the last of them sessions are told.
 #[derive(Debug)]
-pub(crate) struct Hold {
-    pub(crate) block: Arc<Block>,
+pub struct Hold {
+    /// Which.
+    pub block: Arc<Block>,
 }
 
 /// What is lent to a peer in this very process, by a secret of the lease: whoever has that was lent it. A peer elsewhere
@@ -150,10 +187,15 @@ static HERE: LazyLock<Mutex<HashMap<u128, Weak<Hold>>>> = LazyLock::new(Mutex::d
 
 /// A block that is lent to a peer in this process, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Token(u128);
+pub struct Token(u128);
 
 impl Token {
-    pub(crate) fn new(hold: &Arc<Hold>) -> Result<Self, Refusal> {
+    /// A secret for a block.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::System`] where the system has no random bytes.
+    pub fn new(hold: &Arc<Hold>) -> Result<Self, Refusal> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)
             .map_err(|error| Refusal::new(Reason::System, error.to_string()))?;
@@ -162,7 +204,9 @@ impl Token {
         Ok(Self(token))
     }
 
-    pub(crate) fn wire(&self) -> String {
+    /// As in a parcel.
+    #[must_use]
+    pub fn wire(&self) -> String {
         format!("{:032x}", self.0)
     }
 }
@@ -174,19 +218,22 @@ impl Drop for Token {
 }
 
 impl Hold {
-    pub(crate) fn new(block: Block) -> Arc<Self> {
+    /// The first of a block's users.
+    #[must_use]
+    pub fn new(block: Block) -> Arc<Self> {
         Arc::new(Self { block: Arc::new(block) })
     }
 
     /// One that is lent here.
-    pub(crate) fn of_token(wire: &str) -> Option<Arc<Self>> {
+    #[must_use]
+    pub fn of_token(wire: &str) -> Option<Arc<Self>> {
         lock(&HERE).get(&u128::from_str_radix(wire, 16).ok()?)?.upgrade()
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        for session in watchers(&self.block.watchers) {
+        for session in self.block.watchers.all() {
             session.retire(self.block.serial);
         }
     }

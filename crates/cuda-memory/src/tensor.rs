@@ -10,11 +10,10 @@ use crate::block::{Block, Hold};
 use crate::memory::{CudaMemory, Source, Use, or_wait};
 
 fn storage(hold: Arc<Hold>, len: usize) -> Arc<Storage> {
-    let memory = CudaMemory { source: Source::Own(hold, false), offset: 0, len, _whole: None };
-    Arc::new(Storage::new(memory))
+    Arc::new(Storage::new(CudaMemory::own(hold, false, 0, len)))
 }
 
-/// A tensor on a device that is being filled: born shareable, it goes to any peers without a copy (`cuda-vmm`).
+/// A tensor on a device that is being filled, of memory that goes to peers without a copy.
 #[derive(Debug)]
 pub struct DeviceTensorMut {
     hold: Arc<Hold>,
@@ -32,8 +31,7 @@ pub fn alloc_on(device: Device, dtype: DType, shape: &[usize]) -> Result<DeviceT
     let layout = Layout::contiguous(dtype, shape)?;
     let context = Context::of(device)?;
     let buffer = Buffer::for_peers(&context, layout.byte_count().max(1))?;
-    let block = Block::new(buffer, Stream::new(&context)?).born_for_peers();
-    Ok(DeviceTensorMut { hold: Hold::new(block), layout })
+    Ok(DeviceTensorMut::of(buffer, Stream::new(&context)?, layout))
 }
 
 /// A copy of a tensor on a device, shareable.
@@ -53,6 +51,12 @@ pub fn copy_to(device: Device, tensor: &Tensor) -> Result<Tensor, Refusal> {
 }
 
 impl DeviceTensorMut {
+    /// Of memory that a rung allocated for peers: at least as many bytes as the layout has, for nobody else to see.
+    #[must_use]
+    pub fn of(buffer: Buffer, order: Stream, layout: Layout) -> Self {
+        Self { hold: Hold::new(Block::new(buffer, order).born_for_peers()), layout }
+    }
+
     /// Elements in each dimension.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
@@ -106,7 +110,7 @@ impl DeviceTensorMut {
     /// The tensor, unchanged: it is still lent or held, is not of [`alloc_on`], or was seen by a peer who is not
     /// trusted, and might go on looking.
     pub fn reclaim(tensor: Tensor) -> Result<Self, Tensor> {
-        let may = |memory: &CudaMemory| match &memory.source {
+        let may = |memory: &CudaMemory| match memory.source() {
             Source::Own(hold, false) => {
                 Arc::strong_count(hold) == 1
                     && hold.block.may_be_written()
@@ -115,7 +119,7 @@ impl DeviceTensorMut {
             _ => false,
         };
         let (memory, layout) = tensor.try_into_memory::<CudaMemory>(may)?;
-        match memory.source {
+        match memory.source().clone() {
             Source::Own(hold, _) => Ok(Self { hold, layout }),
             Source::Theirs(_) => Err(Tensor::all_bytes(Arc::new(Storage::new(memory)))),
         }

@@ -1,18 +1,16 @@
 //! Device memory as the memory of storages.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 use bytemuck::AnyBitPattern;
-use cuda::{Buffer, Context, Event, SliceView, Stream};
+use cuda::{Buffer, SliceView, Stream};
 use cudarc::driver::{CudaStream, DeviceRepr};
-use rung::{Device, Fault, LeaseId, Memory, Reason, Refusal, Storage};
+use rung::{Device, Fault, Memory, Reason, Refusal, Storage};
 
 use crate::block::Hold;
-use crate::events::EventWire;
-use crate::import::Import;
-use crate::lock;
-use crate::session::{Key, Session};
 
 /// Memory of a CUDA device, ours or a peer's.
 ///
@@ -20,116 +18,111 @@ use crate::session::{Key, Session};
 /// ([`Memory::read_at`]).
 #[derive(Debug)]
 pub struct CudaMemory {
-    pub(crate) source: Source,
+    source: Source,
     /// Where in the source it begins.
-    pub(crate) offset: usize,
-    pub(crate) len: usize,
+    offset: usize,
+    len: usize,
     /// What came back after it was lent on: the storage that it was lent of, which keeps its own lease.
-    pub(crate) _whole: Option<Arc<Storage>>,
+    _whole: Option<Arc<Storage>>,
 }
 
-#[derive(Debug)]
-pub(crate) enum Source {
+/// Whose memory it is.
+#[derive(Debug, Clone)]
+pub enum Source {
     /// Ours; and whether it was lent out and came back.
     Own(Arc<Hold>, bool),
-    Theirs(Arc<Lease>),
+    /// A peer's, under a lease of some rung's.
+    Theirs(Arc<dyn Borrowed>),
 }
 
-/// A lease on memory of a peer's.
-#[derive(Debug)]
-pub(crate) struct Lease {
-    /// Let go before the session hears of it: it may be what closes it.
-    pub(crate) import: Option<Arc<Import>>,
-    /// Its number among what is kept; 0 where it is not.
-    pub(crate) key: Key,
-    /// Its owner's number for it.
-    pub(crate) number: Key,
-    pub(crate) lease: LeaseId,
-    pub(crate) session: Weak<Session>,
-    /// What its owner has yet to do to it.
-    pub(crate) ready: Option<EventWire>,
-    pub(crate) opened: OnceLock<Arc<Event>>,
-    /// That is done: its event is not looked at again, since its owner may be gone by then.
-    pub(crate) is_ready: AtomicBool,
-    /// Streams that used it.
-    pub(crate) used: Mutex<Vec<Stream>>,
-    /// Whether what runs on it has to be done before its receipt goes.
-    pub(crate) settles: bool,
-}
+/// A lease on memory of a peer's, as the rung that borrowed it keeps it.
+pub trait Borrowed: Any + fmt::Debug + Send + Sync {
+    /// Where the memory is.
+    fn device(&self) -> Device;
 
-impl Lease {
-    pub(crate) fn import(&self) -> Result<&Arc<Import>, Refusal> {
-        // Taken by `drop` alone.
-        self.import.as_ref().ok_or_else(|| Reason::UnknownLease.into())
-    }
+    /// What storages of the same memory have in common.
+    fn serial(&self) -> u64;
 
-    /// What is enqueued on a stream from now on comes after what its owner has enqueued.
-    fn order(&self, stream: &Stream) -> Result<(), Fault> {
-        if self.is_ready.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let Some(event) = self.ready_event(stream.context())? else { return Ok(()) };
-        if event.is_done()? {
-            self.is_ready.store(true, Ordering::Release);
-            return Ok(());
-        }
-        // Of an owner that is gone, what was not done may never be.
-        if self.session.upgrade().is_none_or(|session| session.is_gone()) {
-            return Err(Reason::OwnerGone.into());
-        }
-        Ok(stream.wait(&event)?)
-    }
+    /// All of the memory that was borrowed.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OwnerGone`], or what the driver answers.
+    fn open(&self) -> Result<Buffer, Fault>;
 
-    /// Its owner's event, opened once.
-    pub(crate) fn ready_event(&self, context: &Arc<Context>) -> Result<Option<Arc<Event>>, Fault> {
-        let Some(ready) = &self.ready else { return Ok(None) };
-        let event = match self.opened.get() {
-            Some(event) => event,
-            None => {
-                let session = self.session.upgrade().ok_or(Reason::OwnerGone)?;
-                let event = session.their_ready_event(ready, context)?;
-                self.opened.get_or_init(|| event)
-            }
-        };
-        Ok(Some(Arc::clone(event)))
-    }
-}
+    /// A stream for copies to the host.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`].
+    fn reads(&self) -> Result<Stream, Fault>;
 
-impl Lease {
-    /// A stream is about to use it, or has.
-    fn note(&self, stream: &Stream) -> Result<(), Refusal> {
-        self.import()?.used_on(stream);
-        let mut used = lock(&self.used);
-        if !used.iter().any(|known| known.is(stream)) {
-            used.push(stream.clone());
-        }
-        Ok(())
-    }
-}
+    /// Has a stream wait for what the owner has yet to do.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OwnerGone`], or what the driver answers.
+    fn order(&self, stream: &Stream) -> Result<(), Fault>;
 
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let used = std::mem::take(&mut *lock(&self.used));
-        let Some(session) = self.session.upgrade() else { return };
-        // What is not kept is closed before its owner hears that it was let go, and after all work on it.
-        let once = self.import.take().filter(|_| self.key == 0);
-        session.note_used(self.lease, used, once, self.settles);
-        session.let_go(self.key);
-    }
+    /// A stream is about to use it, or has: the owner goes on after what is enqueued there.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::UnknownLease`] where it was given back.
+    fn note(&self, stream: &Stream) -> Result<(), Refusal>;
 }
 
 impl CudaMemory {
-    pub(crate) fn of(storage: &Storage) -> Result<&Self, Refusal> {
+    /// Memory of this process, from `offset` on; `came_back`: it was lent out, and this is what came back.
+    #[must_use]
+    pub fn own(hold: Arc<Hold>, came_back: bool, offset: usize, len: usize) -> Self {
+        Self { source: Source::Own(hold, came_back), offset, len, _whole: None }
+    }
+
+    /// Memory of a peer's, from `offset` on.
+    #[must_use]
+    pub fn theirs(lease: Arc<dyn Borrowed>, offset: usize, len: usize) -> Self {
+        Self { source: Source::Theirs(lease), offset, len, _whole: None }
+    }
+
+    /// Part of a storage that was lent on and came back, which keeps it.
+    #[must_use]
+    pub fn part_of(whole: &Arc<Storage>, range: Range<usize>) -> Option<Self> {
+        let memory = whole.memory_as::<Self>()?;
+        let source = memory.source.clone();
+        let _whole = Some(Arc::clone(whole));
+        Some(Self { source, offset: range.start, len: range.len(), _whole })
+    }
+
+    /// A storage's memory, where it is of this kind.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OtherKind`].
+    pub fn of(storage: &Storage) -> Result<&Self, Refusal> {
         storage.memory_as::<Self>().ok_or_else(|| {
             Refusal::new(Reason::OtherKind, "not device memory that these rungs know")
         })
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Where in its source it lies.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        // Made of a length that is there.
+        self.offset..self.offset.saturating_add(self.len)
     }
 
     /// The memory itself.
     fn buffer(&self) -> Result<Buffer, Fault> {
         let whole = match &self.source {
             Source::Own(hold, _) => hold.block.buffer.clone(),
-            Source::Theirs(lease) => lease.import()?.open()?,
+            Source::Theirs(lease) => lease.open()?,
         };
         let end = self.offset.checked_add(self.len).ok_or(Reason::OutOfBounds)?;
         Ok(whole.part(self.offset..end)?)
@@ -167,6 +160,15 @@ impl Use<'_> {
     #[must_use]
     pub fn address(&self) -> u64 {
         self.buffer.address()
+    }
+
+    /// Enqueues a copy of it to the beginning of other memory of this device, on the stream of this use.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OutOfBounds`], or what the driver answers.
+    pub fn copy_to(&self, to: &Buffer) -> Result<(), Refusal> {
+        to.copy_from(&self.buffer, &self.stream)
     }
 
     /// The memory; not handed out, since whoever kept it would have it mapped after it was given back.
@@ -229,9 +231,7 @@ impl Memory for CudaMemory {
     fn device(&self) -> Device {
         match &self.source {
             Source::Own(hold, _) => hold.block.buffer.device(),
-            Source::Theirs(lease) => {
-                lease.import.as_ref().map_or(Device::Host, |import| import.device)
-            }
+            Source::Theirs(lease) => lease.device(),
         }
     }
 
@@ -252,7 +252,7 @@ impl Memory for CudaMemory {
         }
         let stream = match &self.source {
             Source::Own(hold, _) => hold.block.order.clone(),
-            Source::Theirs(lease) => lease.import()?.reads()?,
+            Source::Theirs(lease) => lease.reads()?,
         };
         let used = self.on(&stream)?;
         used.buffer.read_at(offset, into, &stream)
@@ -261,7 +261,7 @@ impl Memory for CudaMemory {
     fn block(&self) -> u64 {
         let serial = match &self.source {
             Source::Own(hold, _) => hold.block.serial,
-            Source::Theirs(lease) => lease.import.as_ref().map_or(0, |import| import.serial),
+            Source::Theirs(lease) => lease.serial(),
         };
         // Apart from the numbers of other rungs.
         1 << 63 | serial
