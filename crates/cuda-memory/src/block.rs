@@ -1,5 +1,6 @@
 //! Device memory of this process that peers may be shown.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
@@ -19,8 +20,9 @@ pub fn serial() -> u64 {
 /// Memory, and the stream that its owner orders work on it by.
 ///
 /// Sessions may hold it longer than its users do: until a peer has unmapped it.
-#[derive(Debug)]
 pub struct Block {
+    /// Dropped before the memory is.
+    at_end: OnceLock<Box<dyn Any + Send + Sync>>,
     /// A number of this process's own.
     pub serial: u64,
     /// The memory.
@@ -36,6 +38,12 @@ pub struct Block {
     /// Whether a peer lent it on: there are others who may have it mapped when that peer is gone.
     lent_on: AtomicBool,
     watchers: Watchers,
+}
+
+impl std::fmt::Debug for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Block({}, {:?})", self.serial, self.buffer)
+    }
 }
 
 /// How a block crosses by a handle of the older kind.
@@ -56,6 +64,7 @@ impl Block {
     #[must_use]
     pub fn new(buffer: Buffer, order: Stream) -> Self {
         Self {
+            at_end: OnceLock::new(),
             serial: serial(),
             buffer,
             order,
@@ -114,6 +123,11 @@ impl Block {
     #[must_use]
     pub fn was_lent_on(&self) -> bool {
         self.lent_on.load(Ordering::Acquire)
+    }
+
+    /// Something whose end comes just before the memory's; the first one counts.
+    pub fn at_end(&self, what: impl FnOnce() -> Box<dyn Any + Send + Sync>) {
+        self.at_end.get_or_init(what);
     }
 
     /// A session wants to hear when its users have let go.

@@ -27,9 +27,20 @@ struct Said {
     d: Vec<(String, bool)>,
 }
 
+/// The names of two processes, as each says of itself.
+#[derive(Debug, Clone)]
+pub struct Names {
+    /// This one's.
+    pub mine: String,
+    /// The peer's.
+    pub theirs: String,
+}
+
 /// Both offers, read.
 #[derive(Debug)]
 pub struct Pair {
+    /// What each process drew to be told apart by.
+    pub names: Names,
     /// This side's devices, and whether each has events for other processes.
     pub mine: Vec<(Device, bool)>,
     /// The peer's.
@@ -109,6 +120,7 @@ impl Pair {
         }
         Ok(Self {
             is_one_process: mine.n == peer.n,
+            names: Names { mine: mine.n.clone(), theirs: peer.n.clone() },
             is_one_namespace: mine.s == peer.s,
             is_one_mount: mine.m == peer.m,
             mine: devices(&mine)?,

@@ -52,6 +52,8 @@ pub struct Can {
     pub share_descriptors: bool,
     /// Stream-ordered pools (`cuMemAllocAsync`).
     pub pools: bool,
+    /// Pools that leave as descriptors (`CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES`).
+    pub share_pools: bool,
 }
 
 impl DeviceInfo {
@@ -177,14 +179,15 @@ impl Driver {
         // SAFETY: C1: writes one number.
         let code = unsafe { (functions.cuDeviceTotalMem_v2)(&raw mut bytes, raw) };
         self.check("cuDeviceTotalMem_v2", code)?;
-        let has = |attribute: attribute| {
+        let number = |attribute: attribute| {
             let mut value: c_int = 0;
-            // SAFETY: C1: writes one number. One that the driver does not know is an error, and "no".
+            // SAFETY: C1: writes one number. One that the driver does not know is an error, and 0.
             let code = unsafe {
                 (functions.cuDeviceGetAttribute)(&raw mut value, attribute as c_uint, raw)
             };
-            code == SUCCESS && value != 0
+            if code == SUCCESS { value } else { 0 }
         };
+        let has = |attribute| number(attribute) != 0;
         let can = Can {
             share_events: has(attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED)
                 // A driver that does not know the question answers it by being one of Linux.
@@ -195,6 +198,10 @@ impl Driver {
                 attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
             ),
             pools: has(attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
+            share_pools: number(attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)
+                .cast_unsigned()
+                & crate::ipc::POSIX_DESCRIPTOR
+                != 0,
         };
         Ok(DeviceInfo {
             ordinal: raw,

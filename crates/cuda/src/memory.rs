@@ -42,6 +42,11 @@ pub(crate) trait Keeps: Any + Send + Sync {
         None
     }
 
+    /// The pool that it is of, where a pool of this crate's keeps it.
+    fn pool(&self) -> Option<&Pool> {
+        None
+    }
+
     /// Work was enqueued on it there, which comes before its end.
     fn used_on(&self, _stream: &Stream) {}
 }
@@ -114,18 +119,22 @@ impl Drop for Allocation {
 pub(crate) struct Pooled {
     // Declared first, so freed first.
     memory: Allocation,
-    _pool: Pool,
+    pool: Pool,
 }
 
 impl Pooled {
     pub(crate) fn new(address: CUdeviceptr, stream: &Stream, pool: Pool) -> Self {
         let (context, stream) = (Arc::clone(stream.context()), Some(stream.clone()));
         let memory = Allocation { context, address, stream, used: Mutex::default() };
-        Self { memory, _pool: pool }
+        Self { memory, pool }
     }
 }
 
 impl Keeps for Pooled {
+    fn pool(&self) -> Option<&Pool> {
+        Some(&self.pool)
+    }
+
     fn used_on(&self, stream: &Stream) {
         self.memory.used_on(stream);
     }
@@ -356,6 +365,12 @@ impl Buffer {
     #[must_use]
     pub fn as_shareable(&self) -> Option<&Shareable> {
         self.owner.shareable()
+    }
+
+    /// The pool that it is of, where that is a [`Pool`] of this process or an import.
+    #[must_use]
+    pub fn pool(&self) -> Option<&Pool> {
+        self.owner.pool()
     }
 
     /// Where in its shareable allocation it begins.

@@ -7,7 +7,8 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{CUdeviceptr, CUmemPoolPtrExportData, CUmemoryPool};
 use rung::{Fault, Reason, Refusal};
@@ -27,6 +28,18 @@ struct Owned {
     context: Arc<Context>,
     raw: Raw,
     is_imported: bool,
+    number: u64,
+    /// What other processes import it by, once it was exported.
+    exported: OnceLock<OwnedFd>,
+}
+
+impl Owned {
+    fn new(context: &Arc<Context>, raw: CUmemoryPool, is_imported: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let context = Arc::clone(context);
+        Self { context, raw: Raw(raw), is_imported, number, exported: OnceLock::new() }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -73,16 +86,39 @@ impl Pool {
         let code =
             unsafe { (entered.driver().functions.cuMemPoolCreate)(&raw mut raw, &raw const props) };
         entered.check("cuMemPoolCreate", code)?;
-        let context = Arc::clone(context);
-        Ok(Self(Arc::new(Owned { context, raw: Raw(raw), is_imported: false })))
+        Ok(Self(Arc::new(Owned::new(context, raw, false))))
     }
 
-    /// What another process imports it by; to be asked before any pointer of it is exported.
+    /// A number that no other pool of this process has.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    /// Whether it is another process's.
+    #[must_use]
+    pub fn is_imported(&self) -> bool {
+        self.0.is_imported
+    }
+
+    /// The pool as other processes get it: what its pointers are exported by, since the driver wants the pool exported
+    /// before any of them.
     ///
     /// # Errors
     ///
     /// What the driver answers.
-    pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
+    pub fn exported(&self) -> Result<ExportedPool<'_>, Refusal> {
+        let descriptor = match self.0.exported.get() {
+            Some(descriptor) => descriptor,
+            None => {
+                let descriptor = self.export()?;
+                self.0.exported.get_or_init(|| descriptor)
+            }
+        };
+        Ok(ExportedPool { pool: self, descriptor })
+    }
+
+    fn export(&self) -> Result<OwnedFd, Refusal> {
         let entered = self.0.context.enter()?;
         let mut descriptor: c_int = -1;
         // SAFETY: C1: for this kind of handle, one `int` is written.
@@ -125,7 +161,7 @@ impl Pool {
             )
         };
         entered.check("cuMemPoolImportFromShareableHandle", code)?;
-        let owned = Owned { context: Arc::clone(context), raw: Raw(raw), is_imported: true };
+        let owned = Owned::new(context, raw, true);
         let access = MemAccessDesc {
             location: MemLocation { kind: ON_DEVICE, id: context.ordinal() },
             flags: READ_WRITE,
@@ -166,22 +202,6 @@ impl Pool {
         Buffer::kept(&self.0.context, address, len, owner)
     }
 
-    /// What another process opens memory of a pool by.
-    ///
-    /// # Errors
-    ///
-    /// What the driver answers: also for memory of another kind, or of a pool that was not exported yet.
-    pub fn export(buffer: &Buffer) -> Result<PointerHandle, Refusal> {
-        let entered = buffer.context().enter()?;
-        let mut data = CUmemPoolPtrExportData { reserved: [0; 64] };
-        // SAFETY: C1: writes 64 bytes; the address is looked up, not followed.
-        let code = unsafe {
-            (entered.driver().functions.cuMemPoolExportPointer)(&raw mut data, buffer.address())
-        };
-        entered.check("cuMemPoolExportPointer", code)?;
-        Ok(PointerHandle(data.reserved))
-    }
-
     /// Opens memory of an imported pool, to be let go in the order of a stream. Its exporter must not free it before the
     /// buffer that this gives is dropped and what its stream had to do then is done.
     ///
@@ -206,5 +226,44 @@ impl Pool {
         let before = address.checked_sub(base).and_then(|before| usize::try_from(before).ok());
         let len = before.and_then(|before| size.checked_sub(before)).ok_or(Reason::OutOfBounds)?;
         Ok(buffer.with_len(len))
+    }
+}
+
+/// A pool that was exported.
+#[derive(Debug, Clone, Copy)]
+pub struct ExportedPool<'p> {
+    pool: &'p Pool,
+    descriptor: &'p OwnedFd,
+}
+
+impl ExportedPool<'_> {
+    /// What another process imports the pool by.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::NoDescriptors`].
+    pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
+        self.descriptor
+            .try_clone()
+            .map_err(|error| Refusal::new(Reason::NoDescriptors, error.to_string()))
+    }
+
+    /// What another process that has the pool opens memory of it by: all of the allocation that it lies in.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OtherAllocator`] for memory that is not of this pool, or what the driver answers.
+    pub fn pointer(&self, buffer: &Buffer) -> Result<PointerHandle, Refusal> {
+        if buffer.pool().is_none_or(|pool| pool.number() != self.pool.number()) {
+            return Err(Refusal::new(Reason::OtherAllocator, "memory of another pool, or of none"));
+        }
+        let entered = buffer.context().enter()?;
+        let (base, _) = Buffer::bounds(&entered, buffer.address())?;
+        let mut data = CUmemPoolPtrExportData { reserved: [0; 64] };
+        // SAFETY: C1: writes 64 bytes; the address is looked up, not followed.
+        let code =
+            unsafe { (entered.driver().functions.cuMemPoolExportPointer)(&raw mut data, base) };
+        entered.check("cuMemPoolExportPointer", code)?;
+        Ok(PointerHandle(data.reserved))
     }
 }

@@ -79,10 +79,10 @@ fn lent() -> Outcome<(Pool, Buffer, Stream, Peer)> {
     let buffer = pool.allocate(5000, &stream).map_err(text)?;
     buffer.fill(7, &stream).map_err(text)?;
     stream.synchronize().map_err(text)?;
-    // A pointer means nothing before its pool was exported.
-    check(reason(Pool::export(&buffer)) == Some(Reason::Driver), "the pointer first")?;
-    let descriptor = pool.descriptor().map_err(text)?;
-    let handle = Pool::export(&buffer).map_err(text)?;
+    // A pointer means nothing before its pool was exported: there is no way to ask for one.
+    let exported = pool.exported().map_err(text)?;
+    let descriptor = exported.descriptor().map_err(text)?;
+    let handle = exported.pointer(&buffer).map_err(text)?;
     let peer = Peer::start("pools").map_err(text)?;
     peer.link.send(&format!("\"{}\"", hex(handle)), &[descriptor], soon()).map_err(text)?;
     let answer = peer.link.receive(soon()).map_err(text)?;
@@ -111,13 +111,17 @@ fn freeing_before_the_importer_is_seen() -> Outcome {
 
 fn other_memory_is_of_no_pool() -> Outcome {
     let (context, stream) = first()?;
+    let (pool, other) = (Pool::shareable(&context), Pool::shareable(&context));
+    let (pool, other) = (pool.map_err(text)?, other.map_err(text)?);
+    let exported = pool.exported().map_err(text)?;
     for buffer in [
+        other.allocate(4096, &stream),
         Buffer::plain(&context, 4096),
         Buffer::stream_ordered(&stream, 4096),
         Buffer::shareable(&context, 4096),
     ] {
         let buffer = buffer.map_err(text)?;
-        check(reason(Pool::export(&buffer)) == Some(Reason::Driver), buffer)?;
+        check(reason(exported.pointer(&buffer)) == Some(Reason::OtherAllocator), buffer)?;
     }
     let file = std::fs::File::open("/dev/zero").map_err(text)?;
     let strange = Pool::import(&context, file.into()).map_err(|fault| fault.reason());

@@ -30,6 +30,7 @@
 //! | [`mod@value`], [`mod@map`], [`mod@path`] | null … map, tensor: everything that can be sent, and places in it |
 //! | [`mod@bridge`] | values from and to any type that `serde` knows, tensors in them without a copy |
 //! | [`mod@parcel`] | `Offer`, `Parcel`, `Receipt`: metadata plus owned platform handles |
+//! | [`mod@sent`] | what goes to a peer once, and by its number from then on |
 //! | [`mod@traits`] | `Rung`, and what it opens: a `Carrier` or a `Form` |
 //! | [`mod@reason`] | `Refusal` ("cannot apply here", data) and `Fault` (broken, an error) |
 //! | [`mod@limits`] | every cap, in one place |
@@ -51,6 +52,7 @@ pub mod parcel;
 pub mod path;
 pub mod pickle;
 pub mod reason;
+pub mod sent;
 pub mod storage;
 pub mod tensor;
 pub mod traits;

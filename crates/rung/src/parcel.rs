@@ -31,6 +31,8 @@ impl RungId {
     pub const CUDA_IPC: Self = Self::new("cuda-ipc");
     /// Device memory by descriptors of the driver's.
     pub const CUDA_VMM: Self = Self::new("cuda-vmm");
+    /// Device memory of a shareable pool.
+    pub const POOL_IPC: Self = Self::new("pool-ipc");
     /// Host memory shared by descriptor.
     pub const SHM: Self = Self::new("shm");
     /// Arrays with NumPy's dtypes, lowered to storages.
@@ -69,9 +71,15 @@ impl<'de> Deserialize<'de> for RungId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = Cow::<'de, str>::deserialize(deserializer)?;
         // The common names cost no allocation.
-        for known in
-            [Self::SHM, Self::NUMPY, Self::PICKLE, Self::INLINE, Self::CUDA_IPC, Self::CUDA_VMM]
-        {
+        for known in [
+            Self::SHM,
+            Self::NUMPY,
+            Self::PICKLE,
+            Self::INLINE,
+            Self::CUDA_IPC,
+            Self::CUDA_VMM,
+            Self::POOL_IPC,
+        ] {
             if known.0 == name {
                 return Ok(known);
             }

@@ -13,6 +13,7 @@ use cuda_memory::block::{Block, Hold, Watcher, serial};
 use cuda_memory::events::{EventWire, Exchange, Ours, Unfinished};
 use cuda_memory::lock;
 use cuda_memory::offer::Pair;
+use rung::sent::{Naming as How, Sent};
 use rung::{Device, Fault, LeaseId, Meta, Reason, Storage};
 use serde::{Deserialize, Serialize};
 
@@ -103,17 +104,10 @@ struct Out {
     forwarded: Option<Weak<Storage>>,
 }
 
-/// What the peer has of an allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
-    Sending(LeaseId),
-    Held,
-}
-
 #[derive(Debug, Default)]
 struct Exports {
     out: HashMap<LeaseId, Out>,
-    known: HashMap<Key, Known>,
+    sent: Sent,
     /// The number of each serial that the peer was told of.
     numbers: HashMap<u64, Key>,
     /// The number of each allocation of the driver's: several blocks may lie in one.
@@ -217,7 +211,7 @@ impl Session {
 
     /// Whether so much is kept for the peer already that more has to go without.
     fn keeps_enough(exports: &Exports) -> bool {
-        exports.known.len() >= KEPT || exports.kept.len() >= KEPT
+        exports.sent.len() >= KEPT || exports.kept.len() >= KEPT
     }
 
     /// A lease goes out, on an allocation with this number and serial.
@@ -233,7 +227,6 @@ impl Session {
         let forwarded = forwarded.map(Arc::downgrade);
         let out = Out { home: false, number, ready, hold: hold.cloned(), forwarded };
         exports.out.insert(lease, out);
-        let (with_source, keep) = (true, true);
         if number == 0 {
             // The peer's own, going back.
             return Naming { with_source: false, keep: false };
@@ -242,21 +235,13 @@ impl Session {
             // Not ours: should its owner go, the peer is told.
             exports.numbers.insert(serial, number);
         }
-        let naming = match exports.known.get(&number) {
-            _ if once => return Naming { with_source, keep: false },
-            Some(Known::Held) => Naming { with_source: false, keep },
-            Some(Known::Sending(_)) => Naming { with_source, keep },
-            // Where the transport has no way to say that something is gone, the peer must not keep it.
-            None if Self::keeps_enough(&exports) || self.wake.get().is_none() => {
-                return Naming { with_source, keep: false };
-            }
-            None => {
-                exports.known.insert(number, Known::Sending(lease));
-                Naming { with_source, keep }
-            }
-        };
-        exports.numbers.insert(serial, number);
-        naming
+        // Where the transport has no way to say that something is gone, the peer must not keep it.
+        let may_keep = !Self::keeps_enough(&exports) && self.wake.get().is_some();
+        let how = if once { How::Once } else { exports.sent.name(number, lease, may_keep) };
+        if how != How::Once {
+            exports.numbers.insert(serial, number);
+        }
+        Naming { with_source: how != How::Number, keep: how != How::Once }
     }
 
     /// The peer may map a block as long as it is not told otherwise: it is kept until it says that it has not.
@@ -268,9 +253,7 @@ impl Session {
     pub(crate) fn unlend(&self, lease: LeaseId) {
         let mut exports = lock(&self.exports);
         let Some(out) = exports.out.remove(&lease) else { return };
-        if exports.known.get(&out.number) == Some(&Known::Sending(lease)) {
-            exports.known.remove(&out.number);
-        }
+        exports.sent.unsend(out.number, lease);
         drop(exports);
         if let Some(ready) = out.ready.clone() {
             self.events.give_back(ready);
@@ -282,9 +265,7 @@ impl Session {
     pub(crate) fn sent(&self, lease: LeaseId) {
         let mut exports = lock(&self.exports);
         let Some(number) = exports.out.get(&lease).map(|out| out.number) else { return };
-        if let Some(known) = exports.known.get_mut(&number) {
-            *known = Known::Held;
-        }
+        exports.sent.note(number);
     }
 
     /// A lease came home: what its owner enqueues from now on comes after what the peer still does.
@@ -316,10 +297,8 @@ impl Session {
             hold.block.note_lent_on();
         }
         exports = lock(&self.exports);
-        if said.u
-            && let Some(known) = exports.known.get_mut(&number)
-        {
-            *known = Known::Sending(lease);
+        if said.u {
+            exports.sent.is_unknown_there(number, lease);
         }
         let ready = exports.out.get_mut(&lease).and_then(|out| {
             out.home = true;
@@ -423,7 +402,7 @@ impl Watcher for Session {
     fn retire(&self, serial: u64) {
         let mut exports = lock(&self.exports);
         let Some(number) = exports.numbers.remove(&serial) else { return };
-        exports.known.remove(&number);
+        exports.sent.forget(number);
         if !exports.numbers.values().any(|other| *other == number) {
             exports.allocations.retain(|_, other| *other != number);
         }

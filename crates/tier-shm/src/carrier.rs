@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rung::sent::Naming;
 use rung::{
     Carrier, Device, Fault, Fill, Handle, LeaseId, Meta, Packed, Parcel, Provenance, Reason,
     Receipt, Refusal, RungId, Storage, Trust,
@@ -10,7 +11,7 @@ use segment::{Draft, PeerTrust, Received, Sealed};
 use serde::{Deserialize, Serialize};
 
 use crate::memory::{self, Block, ForeignMemory, LentMemory, OwnMemory, SealedMemory};
-use crate::session::{self, Import, Lent, Naming, Remark, Session, Theirs};
+use crate::session::{self, Import, Lent, Remark, Session, Theirs};
 
 /// The metadata of a parcel, or null where it would be empty.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -69,8 +70,8 @@ impl ShmCarrier {
         let lease = self.session.next_lease();
         let naming = self.session.lend(block.id(), block.is_once(), lease);
         let (number, handles) = match naming {
-            Naming::Number(number) => (Some(number), Vec::new()),
-            Naming::First(number) => (Some(number), vec![self.descriptor(block, lease)?]),
+            Naming::Number => (Some(block.id().number()), Vec::new()),
+            Naming::First => (Some(block.id().number()), vec![self.descriptor(block, lease)?]),
             Naming::Once => (None, vec![self.descriptor(block, lease)?]),
         };
         let forwarded = block.is_forwarded();

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use rung::sent::{Naming, Sent};
 use rung::{Fault, LeaseId, Reason, Storage};
 use segment::{BlockId, Foreign, Sealed, Watcher};
 
@@ -55,19 +56,11 @@ struct Out {
     block: u64,
 }
 
-/// What the peer has of a block of ours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
-    /// Its descriptor is on its way, under this lease; or was never sent after all.
-    Sending(LeaseId),
-    Held,
-}
-
 #[derive(Debug, Default)]
 struct Exports {
     out: HashMap<LeaseId, Out>,
     /// By our number.
-    known: HashMap<u64, Known>,
+    sent: Sent,
     /// Blocks that are gone, and of which the peer has not been told.
     retired: Vec<u64>,
 }
@@ -114,17 +107,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How a block is named to the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Naming {
-    /// By its number alone.
-    Number(u64),
-    /// By its number, with a descriptor.
-    First(u64),
-    /// By a descriptor alone: not to be kept.
-    Once,
-}
-
 impl Session {
     pub(crate) fn next_lease(&self) -> LeaseId {
         LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed))
@@ -135,20 +117,11 @@ impl Session {
         let number = block.number();
         let mut exports = lock(&self.exports);
         exports.out.insert(lease, Out { home: false, exposed: false, block: number });
-        let naming = match exports.known.get(&number) {
-            Some(Known::Held) => return Naming::Number(number),
-            Some(Known::Sending(_)) => return Naming::First(number),
-            // Where the transport has no way to say that a block is gone, the peer must not keep it.
-            None if once || exports.known.len() >= KEPT || self.wake.get().is_none() => {
-                Naming::Once
-            }
-            None => {
-                exports.known.insert(number, Known::Sending(lease));
-                Naming::First(number)
-            }
-        };
+        // Where the transport has no way to say that a block is gone, the peer must not keep it.
+        let may_keep = !once && exports.sent.len() < KEPT && self.wake.get().is_some();
+        let naming = exports.sent.name(number, lease, may_keep);
         drop(exports);
-        if naming != Naming::Once {
+        if naming == Naming::First {
             let watcher: Arc<dyn Watcher> = Arc::<Self>::clone(self);
             block.watch(Arc::downgrade(&watcher));
         }
@@ -158,10 +131,8 @@ impl Session {
     /// A lease did not go out after all.
     pub(crate) fn unlend(&self, lease: LeaseId) {
         let mut exports = lock(&self.exports);
-        if let Some(out) = exports.out.remove(&lease)
-            && exports.known.get(&out.block) == Some(&Known::Sending(lease))
-        {
-            exports.known.remove(&out.block);
+        if let Some(out) = exports.out.remove(&lease) {
+            exports.sent.unsend(out.block, lease);
         }
     }
 
@@ -172,9 +143,7 @@ impl Session {
             // Home already: the next one takes the descriptor along again, which harms nobody.
             return;
         };
-        if let Some(known) = exports.known.get_mut(&block) {
-            *known = Known::Held;
-        }
+        exports.sent.note(block);
     }
 
     /// A lease came home. Of leases that are not out nothing is noted: a peer must not fill this table.
@@ -186,12 +155,7 @@ impl Session {
         match remark {
             None => {}
             Some(Remark::Exposed) => out.exposed = true,
-            // Still to be told of its end: another parcel may have brought it.
-            Some(Remark::Unknown) => {
-                if let Some(known) = exports.known.get_mut(&block) {
-                    *known = Known::Sending(lease);
-                }
-            }
+            Some(Remark::Unknown) => exports.sent.is_unknown_there(block, lease),
         }
     }
 
@@ -273,7 +237,7 @@ impl Session {
 impl Watcher for Session {
     fn ended(&self, block: u64) {
         let mut exports = lock(&self.exports);
-        if exports.known.remove(&block).is_none() {
+        if !exports.sent.forget(block) {
             return;
         }
         exports.retired.push(block);

@@ -168,6 +168,8 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
         102 | 103 => !fault("no-vmm"),
         // Unified addressing, pools.
         41 | 115 => true,
+        // Kinds of handles of pools: the bit of POSIX descriptors.
+        119 => !fault("no-pool-handles"),
         // Events for other processes.
         125 => !fault("no-events"),
         // Compute capability, PCI numbers: none of any device.
@@ -1094,7 +1096,7 @@ pub unsafe extern "C" fn cuMemPoolImportPointer(
         Some(known) if known.is_imported => crate::memory::inode(known.backing.file()),
         _ => return INVALID_VALUE,
     };
-    let Some(backing) = Backing::open(file, LEGACY) else { return INVALID_VALUE };
+    let Some(mut backing) = Backing::open(file, LEGACY) else { return INVALID_VALUE };
     let is_open = |range: &Range| range.kind == Kind::PoolImport && range.inode == words[3];
     // Twice is a known fault of drivers': nothing to count on.
     if words[5] != of || state.ranges.values().any(is_open) {
@@ -1103,6 +1105,13 @@ pub unsafe extern "C" fn cuMemPoolImportPointer(
     let len = backing.len();
     let start = have!(reserve(len));
     backing.note_open(true);
+    // Drivers are known to map something else, without a word, where an allocation is larger.
+    if fault("corrupt-pool") || len > 4096 << 20 {
+        let wrong = have!(Backing::make(LEGACY, backing.physical_device(), len));
+        wrong.note_open(true);
+        backing.note_open(false);
+        backing = wrong;
+    }
     let buffer_id = state.id();
     let (kind, backing, inode) = (Kind::PoolImport, Some(backing), words[3]);
     state.ranges.insert(start, Range { len, device, kind, backing, buffer_id, inode, pool });

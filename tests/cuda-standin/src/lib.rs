@@ -36,19 +36,21 @@ pub const MARKER: &str = "cuda_cpu_standin_marker";
 
 /// What it fails at on request.
 pub const FAULTS: &[&str] = &[
-    "no-device",      // cuInit finds none
-    "old",            // a driver of CUDA 11.0
-    "no-legacy",      // no memory is legacy-IPC capable
-    "no-open",        // cuIpcOpenMemHandle: invalid device context, as in another pid namespace
-    "unknown-code",   // cuIpcOpenMemHandle: a code that nobody knows
-    "no-events",      // no events for other processes
-    "no-vmm",         // no shareable allocations
-    "no-import",      // descriptors are refused
-    "wrong-uuid",     // other UUIDs than everywhere else
-    "corrupt",        // imported legacy memory is not the exporter's
-    "corrupt-import", // imported shareable memory is not the exporter's
-    "no-memory",      // nothing can be allocated
-    "no-register",    // host memory cannot be registered
+    "no-device",       // cuInit finds none
+    "old",             // a driver of CUDA 11.0
+    "no-legacy",       // no memory is legacy-IPC capable
+    "no-open",         // cuIpcOpenMemHandle: invalid device context, as in another pid namespace
+    "unknown-code",    // cuIpcOpenMemHandle: a code that nobody knows
+    "no-events",       // no events for other processes
+    "no-vmm",          // no shareable allocations
+    "no-import",       // descriptors are refused
+    "wrong-uuid",      // other UUIDs than everywhere else
+    "corrupt",         // imported legacy memory is not the exporter's
+    "corrupt-import",  // imported shareable memory is not the exporter's
+    "no-pool-handles", // pools do not leave as descriptors
+    "corrupt-pool",    // imported memory of a pool is not the exporter's
+    "no-memory",       // nothing can be allocated
+    "no-register",     // host memory cannot be registered
 ];
 
 /// What the library that is loaded in this process counts.

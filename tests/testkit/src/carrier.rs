@@ -318,6 +318,12 @@ fn find(suite: &Suite, case: &str, memory: &str) -> Outcome<(Build, Maker)> {
     build.zip(make).map(|((_, build), (_, make))| (build, make)).ok_or("no such case".into())
 }
 
+#[expect(clippy::print_stderr, reason = "all that is left of a peer that fails")]
+fn failed(why: &str) -> ExitCode {
+    eprintln!("the peer: {why}");
+    ExitCode::FAILURE
+}
+
 fn seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())
@@ -429,7 +435,7 @@ pub fn main(suite: &'static Suite) -> ExitCode {
     if let Some((_, link)) = peer::role() {
         return match serve(suite, &link) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
+            Err(why) => failed(&why),
         };
     }
     let mut trials: Vec<Trial> = Vec::new();

@@ -1,0 +1,429 @@
+//! One peer's session as a carrier.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cuda::{Buffer, Context, PointerHandle, Stream};
+use cuda_memory::CudaMemory;
+use cuda_memory::block::{Block, Hold, Token};
+use cuda_memory::events::{EventWire, Ours, Ready, Streams, from_text, to_text};
+use cuda_memory::memory::Source;
+use rung::sent::Naming;
+use rung::{
+    Carrier, Device, Fault, Fill, LeaseId, Meta, Packed, Parcel, Provenance, Reach, Reason,
+    Receipt, Refusal, RungId, Storage,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::contract::{Allocated, Exported, Home};
+use crate::import::Import;
+use crate::lease::Lease;
+use crate::pools::{MAX_BYTES, STEP, allocate, too_large};
+use crate::session::{End, ReceiptMeta, Session};
+
+/// The metadata of a parcel.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParcelMeta {
+    /// The number of the allocation; of the receiver's own, where it comes back.
+    b: u64,
+    /// The number of its pool.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    p: u64,
+    /// The device: its place in the sender's offer.
+    d: usize,
+    /// Bytes of the allocation, and where in it the storage begins.
+    s: usize,
+    #[serde(default, skip_serializing_if = "is_none")]
+    o: usize,
+    /// The handle of the pointer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    h: Option<String>,
+    /// What has yet to run before it may be read (P4).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    e: Option<EventWire>,
+    /// To be kept between leases.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    k: bool,
+    /// The receiver's own, come back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    r: bool,
+    /// A secret of the lease, between two ends in one process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    t: Option<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_none(number: &usize) -> bool {
+    *number == 0
+}
+
+#[derive(Debug)]
+pub(crate) struct PoolCarrier {
+    session: Arc<Session>,
+}
+
+/// Says that an allocation is freed, when it is.
+#[derive(Debug)]
+struct Ends {
+    session: std::sync::Weak<Session>,
+    number: u64,
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.upgrade() {
+            session.of_ours(self.number).step("free");
+        }
+    }
+}
+
+impl PoolCarrier {
+    pub(crate) fn new(session: Session) -> Self {
+        Self { session: Arc::new(session) }
+    }
+
+    /// A device by its place in this side's offer.
+    fn place_of(&self, device: Device) -> Result<usize, Refusal> {
+        let place = self.session.pair.mine.iter().position(|(mine, _)| *mine == device);
+        place.ok_or_else(|| Refusal::new(Reason::DeviceUnknown, device.to_string()))
+    }
+
+    /// Ours: a pool's, and of a size that drivers bear.
+    fn lend(
+        &self,
+        storage: &Arc<Storage>,
+        hold: &Arc<Hold>,
+        range: std::ops::Range<usize>,
+    ) -> Result<Packed, Refusal> {
+        let session = &self.session;
+        let buffer = &hold.block.buffer;
+        if buffer.len() > MAX_BYTES {
+            return Err(too_large(buffer.len()));
+        }
+        let pool = buffer.pool().filter(|pool| !pool.is_imported()).cloned();
+        let pool = pool.ok_or_else(|| {
+            Refusal::new(Reason::OtherAllocator, "not of a shareable pool of this process")
+        })?;
+        let (start, size) = buffer.attributes()?.range;
+        if size > MAX_BYTES {
+            return Err(too_large(size));
+        }
+        if !size.is_multiple_of(STEP) {
+            let detail = format!("{size} bytes, which is no multiple of {} MiB (D3)", STEP >> 20);
+            return Err(Refusal::new(Reason::OtherAllocator, detail));
+        }
+        let before = buffer.address().checked_sub(start).and_then(|at| usize::try_from(at).ok());
+        let before = before.ok_or(Reason::OutOfBounds)?;
+        let device = self.place_of(buffer.device())?;
+        // P2: the pool before any pointer of it.
+        let exported = pool.exported()?;
+        let handle = exported.pointer(buffer)?;
+        let lease = session.next_lease();
+        let is_one_process = session.pair.is_one_process;
+        let token = if is_one_process { Some(Token::new(hold)?) } else { None };
+        let allocated = Allocated::new(Arc::clone(&hold.block));
+        let ready = allocated.ready(|block| session.events.ready(&session.pair, &block.order))?;
+        let descriptor = exported.descriptor()?;
+        let (pin, event) = ready.export();
+        let e = match event.as_ref().map(Ours::wire) {
+            None => None,
+            Some(Ok(wire)) => Some(wire),
+            Some(Err(refusal)) => {
+                event.into_iter().for_each(|event| session.events.give_back(event));
+                drop(pin.home(Home(())).reclaim());
+                return Err(refusal);
+            }
+        };
+        let (terms, pin) = session.lend(lease, pool.number(), hold, event, pin);
+        hold.block.watch(session);
+        hold.block.at_end(|| {
+            let (session, number) = (Arc::downgrade(session), hold.block.serial);
+            Box::new(Ends { session, number })
+        });
+        session.of_ours(hold.block.serial).lease("export", lease, terms.keep);
+        let handles = match terms.pool {
+            Naming::Number => Vec::new(),
+            Naming::First | Naming::Once => vec![descriptor],
+        };
+        let t = token.as_ref().map(Token::wire);
+        let owner = Lent {
+            storage: Some(Arc::clone(storage)),
+            hold: Some(Arc::clone(hold)),
+            pin,
+            lease,
+            session: Arc::clone(session),
+            _token: token,
+        };
+        let meta = Meta::write(&ParcelMeta {
+            b: hold.block.serial,
+            p: pool.number(),
+            d: device,
+            s: size,
+            o: before + range.start,
+            h: (!is_one_process).then(|| to_text(&handle.0)),
+            e,
+            k: terms.keep,
+            r: false,
+            t,
+        })?;
+        let handles = if is_one_process { Vec::new() } else { handles };
+        let bytes = storage.len() as u64;
+        let parcel = Parcel { rung: RungId::POOL_IPC, lease, bytes, copies: 0, meta, handles };
+        Ok(Packed { parcel, owner: Box::new(owner) })
+    }
+
+    /// The peer's own goes back to it; to anybody else it does not go on (P8).
+    fn give_back(
+        &self,
+        storage: &Arc<Storage>,
+        theirs: &Lease,
+        range: std::ops::Range<usize>,
+    ) -> Result<Packed, Refusal> {
+        let session = &self.session;
+        if !std::ptr::eq(theirs.session.as_ptr(), Arc::as_ptr(session)) {
+            let what = "another process's, of a pool, which goes no further (P8)";
+            return Err(Refusal::new(Reason::OtherAllocator, what));
+        }
+        let import = theirs.import.as_ref().ok_or(Reason::UnknownLease)?;
+        let lease = session.next_lease();
+        let meta = Meta::write(&ParcelMeta {
+            b: theirs.number,
+            p: 0,
+            d: self.place_of(import.device)?,
+            s: import.size,
+            o: range.start,
+            h: None,
+            e: None,
+            k: false,
+            r: true,
+            t: None,
+        })?;
+        session.give_back(lease);
+        let owner = Lent {
+            storage: Some(Arc::clone(storage)),
+            hold: None,
+            pin: None,
+            lease,
+            session: Arc::clone(session),
+            _token: None,
+        };
+        let bytes = storage.len() as u64;
+        let parcel =
+            Parcel { rung: RungId::POOL_IPC, lease, bytes, copies: 0, meta, handles: Vec::new() };
+        Ok(Packed { parcel, owner: Box::new(owner) })
+    }
+
+    /// Memory of this process that a parcel brings back.
+    fn returned(&self, meta: &ParcelMeta, len: usize) -> Result<CudaMemory, Fault> {
+        let hold = match &meta.t {
+            Some(token) => Hold::of_token(token),
+            None => self.session.own(meta.b),
+        };
+        let found = hold.and_then(|hold| {
+            let start = hold.block.buffer.attributes().ok()?.range.0;
+            let before = usize::try_from(hold.block.buffer.address().checked_sub(start)?).ok()?;
+            let offset = meta.o.checked_sub(before)?;
+            let fits = offset.checked_add(len)? <= hold.block.buffer.len();
+            fits.then_some((hold, offset))
+        });
+        let (hold, offset) = found.ok_or_else(|| {
+            Fault::new(Reason::UnknownLease, "memory of this process that is not lent out")
+        })?;
+        Ok(CudaMemory::own(hold, true, offset, len))
+    }
+
+    fn theirs(
+        &self,
+        lease: LeaseId,
+        meta: ParcelMeta,
+        device: Device,
+        descriptor: Option<rung::Handle>,
+        len: usize,
+    ) -> Result<CudaMemory, Fault> {
+        let session = &self.session;
+        if meta.o.checked_add(len).is_none_or(|end| end > meta.s) {
+            let detail = format!("{len} bytes from {} on, of {}", meta.o, meta.s);
+            return Err(Fault::new(Reason::OutOfBounds, detail));
+        }
+        if meta.s > MAX_BYTES || !meta.s.is_multiple_of(STEP) {
+            return Err(Fault::new(Reason::WrongSize, format!("{} bytes (D3)", meta.s)));
+        }
+        let bare = || Fault::new(Reason::BadMetadata, "no handle of a pointer");
+        let handle = PointerHandle(from_text(meta.h.as_deref().ok_or_else(bare)?)?);
+        let pool = session.pool(lease, meta.p, device, descriptor)?;
+        let import = Import::of(pool, meta.b, meta.s, handle)?;
+        session.hold(lease, meta.b, &import, meta.k)?;
+        let held = Lease {
+            import: Some(import),
+            number: meta.b,
+            lease,
+            session: Arc::downgrade(session),
+            is_kept: meta.k,
+            ready: Ready::new(meta.e),
+            used: Streams::default(),
+        };
+        // Where this process has no context of the device, opening it waits until somebody looks.
+        if Context::exists(device) {
+            held.open_all()?;
+        }
+        Ok(CudaMemory::theirs(Arc::new(held), meta.o, len))
+    }
+}
+
+impl Carrier for PoolCarrier {
+    fn devices(&self) -> Vec<(Device, Reach)> {
+        self.session.pair.reach()
+    }
+
+    fn specimen(&self, device: Device, len: usize, fill: Fill<'_>) -> Result<Storage, Refusal> {
+        let context = Context::of(device)?;
+        let mut contents = vec![0; len];
+        fill(&mut contents);
+        // Written by work that has yet to run when it is sent: whoever waits for nothing reads something else.
+        let stream = Stream::new(&context)?;
+        let buffer = allocate(&stream, len)?;
+        let written = Buffer::plain(&context, len)?;
+        written.write_at(0, &contents, &stream)?;
+        buffer.fill(0xC5, &stream)?;
+        stream.synchronize()?;
+        stream.pause(BUSY)?;
+        buffer.copy_from(&written, &stream)?;
+        let block = Block::new(buffer, stream).with_contents(contents, written);
+        Ok(Storage::new(CudaMemory::own(Hold::new(block), false, 0, len)))
+    }
+
+    fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
+        if storage.is_empty() {
+            return Err(Reason::Empty.into());
+        }
+        if storage.device().is_host() {
+            return Err(Refusal::new(Reason::OtherKind, "memory of the host"));
+        }
+        let memory = CudaMemory::of(storage)?;
+        match memory.source() {
+            Source::Own(hold, _) => self.lend(storage, hold, memory.range()),
+            Source::Theirs(lease) => match Lease::of(&**lease) {
+                Some(lease) => self.give_back(storage, lease, memory.range()),
+                None => {
+                    let what = "another process's, which did not come of a pool";
+                    Err(Refusal::new(Reason::OtherAllocator, what))
+                }
+            },
+        }
+    }
+
+    fn import(&self, parcel: Parcel) -> Result<Storage, Fault> {
+        let Parcel { rung, lease, bytes, meta, mut handles, .. } = parcel;
+        if rung != RungId::POOL_IPC {
+            return Err(Fault::new(Reason::UnknownRung, rung.as_str()));
+        }
+        let meta: ParcelMeta = meta.read()?;
+        let len = usize::try_from(bytes).map_err(|_| Reason::WrongSize)?;
+        if len == 0 {
+            return Err(Reason::Empty.into());
+        }
+        if isize::try_from(len).is_err() {
+            return Err(Fault::new(Reason::WrongSize, "more than there can be"));
+        }
+        let pair = &self.session.pair;
+        let device = pair.theirs.get(meta.d).map(|(device, _)| *device);
+        let device = device.ok_or_else(|| Fault::new(Reason::DeviceUnknown, "no such place"))?;
+        if !pair.mine.iter().any(|(mine, _)| *mine == device) {
+            return Err(Fault::new(Reason::DeviceUnknown, device.to_string()));
+        }
+        let is_ours = meta.r || meta.t.is_some();
+        if handles.len() > usize::from(!is_ours) {
+            return Err(Fault::new(Reason::WrongHandles, format!("{}", handles.len())));
+        }
+        let memory = if is_ours {
+            self.returned(&meta, len)?
+        } else {
+            self.theirs(lease, meta, device, handles.pop(), len)?
+        };
+        Ok(Storage::new(memory).with_provenance(Provenance { rung, lease }))
+    }
+
+    fn sent(&self, lease: LeaseId) {
+        self.session.sent(lease);
+    }
+
+    fn unopened(&self, lease: LeaseId) {
+        self.session.unopened(lease);
+    }
+
+    fn is_settled(&self, lease: LeaseId) -> bool {
+        self.session.is_settled(lease)
+    }
+
+    fn receipt(&self, lease: LeaseId) -> Receipt {
+        let meta = self.session.receipt(lease);
+        Receipt { rung: RungId::POOL_IPC, lease, meta, handles: Vec::new() }
+    }
+
+    fn released(&self, receipt: Receipt) {
+        let said = receipt.meta.map_or(Ok(ReceiptMeta::default()), |meta| meta.read());
+        // What cannot be read may have said that the peer is not done: it is lost, as if it had never come.
+        if let Ok(said) = said {
+            self.session.released(receipt.lease, &said);
+        }
+    }
+
+    fn peer_gone(&self) {
+        self.session.peer_gone();
+    }
+
+    fn notice(&self) -> Option<Meta> {
+        self.session.notice()
+    }
+
+    fn keeps(&self) -> bool {
+        self.session.keeps()
+    }
+
+    fn noticed(&self, notice: Meta) -> Result<(), Fault> {
+        self.session.noticed(&notice)
+    }
+
+    fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.session.wake_with(wake);
+    }
+}
+
+/// How long a canary's stream has something else to do first.
+const BUSY: Duration = Duration::from_millis(10);
+
+/// The owner of what is lent: pins it until the lease is home (P3).
+struct Lent {
+    storage: Option<Arc<Storage>>,
+    /// Ours, where it is: its users do not end before its leases do.
+    hold: Option<Arc<Hold>>,
+    /// Where the session does not pin it until its importer has freed it.
+    pin: Option<Exported<Arc<Block>>>,
+    lease: LeaseId,
+    session: Arc<Session>,
+    _token: Option<Token>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let end = self.session.end(self.lease);
+        if let Some(hold) = &self.hold
+            && matches!(end, End::Unknown)
+        {
+            hold.block.spoil();
+        }
+        match (self.pin.take(), end) {
+            (None, _) => {}
+            (Some(pin), End::Home) => drop(pin.home(Home(())).reclaim()),
+            (Some(pin), End::Dead(proof)) => drop(pin.dead(proof).reclaim()),
+            (Some(pin), End::Unknown) => self.session.quarantine(pin),
+        }
+        drop((self.storage.take(), self.hold.take()));
+    }
+}

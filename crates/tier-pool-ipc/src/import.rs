@@ -1,0 +1,241 @@
+//! Pools of other processes, and memory of them, each imported once in this process (P8).
+//!
+//! The driver must not import one pointer twice: freeing either import would unmap both. Whoever wants it while it is
+//! being freed waits until that is done.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, PoisonError, Weak};
+
+use cuda::{Buffer, Context, PointerHandle, Pool, Stream};
+use cuda_memory::block::serial;
+use cuda_memory::events::Streams;
+use cuda_memory::lock;
+use rung::{Device, Fault, Reason};
+
+use crate::contract::Imported;
+
+/// A pool by its owner's name, and that process's number for it.
+pub(crate) type PoolKey = (String, u64);
+
+/// A pool of another process: imported when memory of it is first looked at.
+#[derive(Debug)]
+pub(crate) struct TheirPool {
+    key: PoolKey,
+    device: Device,
+    state: Mutex<Result<Pool, OwnedFd>>,
+}
+
+static POOLS: LazyLock<Mutex<HashMap<PoolKey, Weak<TheirPool>>>> = LazyLock::new(Mutex::default);
+
+impl TheirPool {
+    /// One that is known in this process, or a new one.
+    pub(crate) fn of(key: PoolKey, device: Device, descriptor: OwnedFd) -> Arc<Self> {
+        let mut pools = lock(&POOLS);
+        if let Some(known) = pools.get(&key).and_then(Weak::upgrade) {
+            return known;
+        }
+        let state = Mutex::new(Err(descriptor));
+        let pool = Arc::new(Self { key: key.clone(), device, state });
+        pools.insert(key, Arc::downgrade(&pool));
+        pool
+    }
+
+    fn open(&self, context: &Arc<Context>) -> Result<Pool, Fault> {
+        let mut state = lock(&self.state);
+        match &*state {
+            Ok(pool) => Ok(pool.clone()),
+            Err(descriptor) => {
+                let descriptor = descriptor
+                    .try_clone()
+                    .map_err(|error| Fault::new(Reason::NoDescriptors, error.to_string()))?;
+                let pool = Pool::import(context, descriptor)?;
+                *state = Ok(pool.clone());
+                Ok(pool)
+            }
+        }
+    }
+}
+
+impl Drop for TheirPool {
+    fn drop(&mut self) {
+        let mut pools = lock(&POOLS);
+        if pools.get(&self.key).is_some_and(|known| known.strong_count() == 0) {
+            pools.remove(&self.key);
+        }
+    }
+}
+
+/// What a pointer is known by: its owner's name, and that process's number for the allocation, which it never uses
+/// again. The bytes of its handle need not be the same twice.
+type PointerKey = (String, u64);
+
+/// Where one pointer is imported, if it is.
+#[derive(Debug, Default)]
+struct Place {
+    import: Weak<Import>,
+    /// Mapped, also while the last who had it frees it.
+    is_mapped: bool,
+}
+
+#[derive(Debug, Default)]
+struct Cell {
+    place: Mutex<Place>,
+    freed: Condvar,
+}
+
+static CELLS: LazyLock<Mutex<HashMap<PointerKey, Weak<Cell>>>> = LazyLock::new(Mutex::default);
+
+fn cell(key: &PointerKey) -> Arc<Cell> {
+    let mut cells = lock(&CELLS);
+    if let Some(cell) = cells.get(key).and_then(Weak::upgrade) {
+        return cell;
+    }
+    cells.retain(|_, cell| cell.strong_count() > 0);
+    let cell = Arc::new(Cell::default());
+    cells.insert(key.clone(), Arc::downgrade(&cell));
+    cell
+}
+
+/// Memory of another process's pool.
+#[derive(Debug)]
+pub(crate) struct Import {
+    /// A number of this process's own.
+    pub(crate) serial: u64,
+    pub(crate) device: Device,
+    /// Bytes of the allocation, as its owner says; held to what the driver says when it is opened.
+    pub(crate) size: usize,
+    handle: PointerHandle,
+    pool: Arc<TheirPool>,
+    cell: Arc<Cell>,
+    /// Opened when somebody looks, with the stream that it is freed on.
+    open: Mutex<Option<(Imported<Buffer>, Stream)>>,
+    /// For copies to the host: its own, so that an owner who is never done holds up nobody else's.
+    reads: OnceLock<Stream>,
+    /// What still has to run before it is freed.
+    pub(crate) streams: Streams,
+    owner_gone: AtomicBool,
+}
+
+impl Import {
+    /// What is imported already, or is to be. Waits for whoever is freeing it.
+    pub(crate) fn of(
+        pool: Arc<TheirPool>,
+        number: u64,
+        size: usize,
+        handle: PointerHandle,
+    ) -> Result<Arc<Self>, Fault> {
+        let cell = cell(&(pool.key.0.clone(), number));
+        let mut place = lock(&cell.place);
+        loop {
+            if let Some(known) = place.import.upgrade() {
+                let is_same = known.size == size && known.device == pool.device;
+                return if is_same {
+                    Ok(known)
+                } else {
+                    Err(Fault::new(Reason::WrongSize, "not what it was before"))
+                };
+            }
+            if !place.is_mapped {
+                break;
+            }
+            place = cell.freed.wait(place).unwrap_or_else(PoisonError::into_inner);
+        }
+        let import = Arc::new(Self {
+            serial: serial(),
+            device: pool.device,
+            size,
+            handle,
+            pool,
+            cell: Arc::clone(&cell),
+            open: Mutex::new(None),
+            reads: OnceLock::new(),
+            streams: Streams::default(),
+            owner_gone: AtomicBool::new(false),
+        });
+        place.import = Arc::downgrade(&import);
+        drop(place);
+        Ok(import)
+    }
+
+    /// The memory: opened on the first call, which makes a context of its device where there is none.
+    pub(crate) fn open(&self) -> Result<Buffer, Fault> {
+        if self.is_lost() {
+            return Err(Reason::OwnerGone.into());
+        }
+        let mut open = lock(&self.open);
+        if let Some((imported, _)) = &*open
+            && let Some(buffer) = imported.mapped()
+        {
+            return Ok(buffer.clone());
+        }
+        let context = Context::of(self.device)?;
+        let pool = self.pool.open(&context)?;
+        let stream = Stream::new(&context)?;
+        // P8: nobody else has it: this cell is ours as long as we live.
+        lock(&self.cell.place).is_mapped = true;
+        let opened = pool.open(self.handle, &stream).and_then(|opened| {
+            if opened.len() < self.size {
+                let detail = format!("{} bytes declared, {} there", self.size, opened.len());
+                return Err(Fault::new(Reason::WrongSize, detail));
+            }
+            // What the driver maps beside it is nobody's business.
+            Ok(opened.part(0..self.size)?)
+        });
+        match opened {
+            Ok(buffer) => {
+                *open = Some((Imported::new(buffer.clone()), stream));
+                Ok(buffer)
+            }
+            Err(fault) => {
+                let _ = stream.synchronize();
+                lock(&self.cell.place).is_mapped = false;
+                self.cell.freed.notify_all();
+                Err(fault)
+            }
+        }
+    }
+
+    /// A stream for copies to the host.
+    pub(crate) fn reads(&self) -> Result<Stream, Fault> {
+        if let Some(stream) = self.reads.get() {
+            return Ok(stream.clone());
+        }
+        let stream = Stream::new(self.open()?.context())?;
+        Ok(self.reads.get_or_init(|| stream).clone())
+    }
+
+    /// Its owner is gone for sure: an error from now on, not a stale read, and nothing is freed (P10).
+    pub(crate) fn owner_is_gone(&self) {
+        self.owner_gone.store(true, Ordering::Release);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.owner_gone.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        // Whatever is enqueued runs first (P6): freeing waits for nothing by itself.
+        self.streams.wait();
+        let is_lost = self.is_lost();
+        if let Some((imported, stream)) = lock(&self.open).take() {
+            // Of what was never opened somebody else may have the place by now.
+            if is_lost {
+                // P10: abandoned.
+                drop(imported);
+            } else {
+                imported.idle(|_| ()).free(|buffer| {
+                    drop(buffer);
+                    if let Err(refusal) = stream.synchronize() {
+                        tracing::warn!("an import was not freed as it should: {refusal}");
+                    }
+                });
+            }
+            lock(&self.cell.place).is_mapped = false;
+            self.cell.freed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,594 @@
+//! What one session knows: what the peer may have imported of ours, and we of the peer's.
+//!
+//! An allocation that the peer may keep is pinned here ([`Exported`]) until the peer says that it has freed its import
+//! (`f`), which it is asked to once nobody uses the allocation any more (`x`). One that it may not keep is pinned by its
+//! leases.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use cuda::Stream;
+use cuda_memory::block::{Block, Hold, Watcher};
+use cuda_memory::events::{EventWire, Exchange, Ours, Unfinished};
+use cuda_memory::lock;
+use cuda_memory::offer::Pair;
+use rung::sent::{Naming, Sent};
+use rung::{Device, Fault, LeaseId, Meta, Reason};
+use serde::{Deserialize, Serialize};
+
+use crate::contract::{Dead, Exported, Freed};
+use crate::import::{Import, TheirPool};
+use crate::steps::Said;
+
+/// Allocations that each side keeps of the other's, at most.
+pub(crate) const KEPT: usize = 128;
+
+/// Pools, likewise.
+pub(crate) const POOLS: usize = 16;
+
+/// Things that one notice says, at most: more is a peer that says what cannot be.
+const SAID: usize = 1 << 14;
+
+/// What a session says outside any parcel.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Notice {
+    /// Numbers of allocations that need not be kept (P6).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    x: Vec<u64>,
+    /// Numbers of the peer's that are freed here (P6).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    f: Vec<u64>,
+    /// Done-events of the peer's that are waited for, and may be used again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    w: Vec<u64>,
+}
+
+/// What a receipt says.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReceiptMeta {
+    /// What still runs on it there (P5).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    d: Vec<EventWire>,
+    /// Its pool's number said nothing there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    u: bool,
+}
+
+type Pinned = Exported<Arc<Block>>;
+
+/// A lease that is out.
+#[derive(Debug)]
+struct Out {
+    /// The peer let go.
+    home: bool,
+    number: u64,
+    pool: u64,
+    ready: Option<Ours>,
+    /// Ours, where it is.
+    hold: Option<Arc<Hold>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    pin: Pinned,
+    /// The peer was told that nobody uses it any more.
+    is_retired: bool,
+}
+
+#[derive(Debug, Default)]
+struct Exports {
+    out: HashMap<LeaseId, Out>,
+    pools: Sent,
+    /// By our number for the allocation.
+    kept: HashMap<u64, Kept>,
+    /// What the peer may see for as long as it lives (P9).
+    quarantine: Vec<Pinned>,
+    /// To be told.
+    retired: Vec<u64>,
+}
+
+/// An allocation of the peer's that is kept.
+#[derive(Debug)]
+struct Theirs {
+    import: Arc<Import>,
+    leases: usize,
+    is_retired: bool,
+}
+
+/// What has to be done before a lease's owner may go on.
+#[derive(Debug)]
+enum Done {
+    Used(Unfinished),
+    /// To be freed first.
+    Free(Arc<Import>),
+}
+
+#[derive(Debug, Default)]
+struct Imports {
+    pools: HashMap<u64, Arc<TheirPool>>,
+    kept: HashMap<u64, Theirs>,
+    /// Leases that were taken, and the numbers of their allocations.
+    held: HashMap<LeaseId, u64>,
+    finished: HashMap<LeaseId, Vec<Done>>,
+    unknown: HashSet<LeaseId>,
+    /// To be told.
+    freed: Vec<u64>,
+}
+
+/// How a lease ends that its owner ends.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// The peer let go.
+    Home,
+    /// The peer is dead for sure.
+    Dead(Dead),
+    /// Nobody knows.
+    Unknown,
+}
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) pair: Pair,
+    pub(crate) events: Exchange,
+    next_lease: AtomicU64,
+    exports: Mutex<Exports>,
+    imports: Mutex<Imports>,
+    /// The peer is gone for sure.
+    gone: AtomicBool,
+    wake: OnceLock<Wake>,
+}
+
+struct Wake(Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Wake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Wake")
+    }
+}
+
+impl Session {
+    pub(crate) fn new(pair: Pair) -> Self {
+        Self {
+            pair,
+            events: Exchange::default(),
+            next_lease: AtomicU64::new(1),
+            exports: Mutex::default(),
+            imports: Mutex::default(),
+            gone: AtomicBool::new(false),
+            wake: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn next_lease(&self) -> LeaseId {
+        LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        // The first one counts; a session has one transport.
+        let _ = self.wake.set(Wake(wake));
+    }
+
+    fn wake(&self) {
+        if let Some(Wake(wake)) = self.wake.get() {
+            wake();
+        }
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// What is said of an allocation of ours, and of the peer's.
+    pub(crate) fn of_ours(&self, allocation: u64) -> Said<'_> {
+        let names = &self.pair.names;
+        Said { owner: &names.mine, importer: &names.theirs, allocation }
+    }
+
+    pub(crate) fn of_theirs(&self, allocation: u64) -> Said<'_> {
+        let names = &self.pair.names;
+        Said { owner: &names.theirs, importer: &names.mine, allocation }
+    }
+}
+
+/// How an allocation goes to the peer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    /// How its pool does.
+    pub(crate) pool: Naming,
+    /// Whether its import is kept between leases.
+    pub(crate) keep: bool,
+}
+
+/// What is lent.
+impl Session {
+    /// A lease goes out. What pins the memory is here, where the peer may keep it, or comes back.
+    pub(crate) fn lend(
+        &self,
+        lease: LeaseId,
+        pool: u64,
+        hold: &Arc<Hold>,
+        ready: Option<Ours>,
+        pin: Pinned,
+    ) -> (Terms, Option<Pinned>) {
+        let number = hold.block.serial;
+        let mut exports = lock(&self.exports);
+        // Where the transport has no way to say that something is gone, the peer must not keep it.
+        let has_room = exports.kept.len() < KEPT || exports.kept.contains_key(&number);
+        let keep = self.wake.get().is_some() && has_room;
+        let may_keep_pool = exports.pools.len() < POOLS;
+        let terms = Terms { pool: exports.pools.name(pool, lease, may_keep_pool), keep };
+        let out = Out { home: false, number, pool, ready, hold: Some(Arc::clone(hold)) };
+        exports.out.insert(lease, out);
+        let mut left = Some(pin);
+        if keep
+            && !exports.kept.contains_key(&number)
+            && let Some(pin) = left.take()
+        {
+            exports.kept.insert(number, Kept { pin, is_retired: false });
+        }
+        drop(exports);
+        (terms, left)
+    }
+
+    /// The peer's own goes back.
+    pub(crate) fn give_back(&self, lease: LeaseId) {
+        let out = Out { home: false, number: 0, pool: 0, ready: None, hold: None };
+        lock(&self.exports).out.insert(lease, out);
+    }
+
+    /// What went with this lease is on its way.
+    pub(crate) fn sent(&self, lease: LeaseId) {
+        let mut exports = lock(&self.exports);
+        let Some(pool) = exports.out.get(&lease).map(|out| out.pool) else { return };
+        exports.pools.note(pool);
+    }
+
+    /// A lease came home: what its owner enqueues from now on comes after what the peer still does (P5).
+    ///
+    /// Of leases that are not out nothing is noted: a peer must not fill this table.
+    pub(crate) fn released(&self, lease: LeaseId, said: &ReceiptMeta) {
+        let exports = lock(&self.exports);
+        let Some(out) = exports.out.get(&lease).filter(|out| !out.home) else { return };
+        let (pool, hold) = (out.pool, out.hold.clone());
+        drop(exports);
+        let mut tells = false;
+        if let Some(hold) = &hold {
+            self.of_ours(hold.block.serial).lease("home", lease, !said.d.is_empty());
+            match self.events.wait_for(&said.d, &hold.block.order) {
+                Ok(waits) => tells = waits,
+                Err(fault) => {
+                    // Nobody here can tell when the peer is done with it: it is not home (P9).
+                    tracing::warn!("memory that a peer still works on is given up: {fault}");
+                    hold.block.spoil();
+                    return;
+                }
+            }
+        }
+        let mut exports = lock(&self.exports);
+        if said.u {
+            exports.pools.is_unknown_there(pool, lease);
+        }
+        let ready = exports.out.get_mut(&lease).and_then(|out| {
+            out.home = true;
+            out.ready.take()
+        });
+        drop(exports);
+        if let Some(ready) = ready {
+            self.events.give_back(ready);
+        }
+        if tells {
+            self.wake();
+        }
+    }
+
+    /// The owner of a lease ends.
+    pub(crate) fn end(&self, lease: LeaseId) -> End {
+        let mut exports = lock(&self.exports);
+        let out = exports.out.remove(&lease);
+        let is_idle = exports.out.is_empty() && exports.kept.is_empty();
+        drop(exports);
+        let is_home = out.as_ref().is_some_and(|out| out.home);
+        let gone = self.is_gone();
+        match out.as_ref().and_then(|out| out.ready.clone()) {
+            Some(ready) if gone => self.events.give_back(ready),
+            // A peer that is there may yet wait for it.
+            Some(ready) => std::mem::forget(ready),
+            None => {}
+        }
+        if is_idle {
+            self.events.nothing_lent();
+        }
+        match (is_home, gone) {
+            (true, _) => End::Home,
+            (false, true) => End::Dead(Dead(())),
+            (false, false) => End::Unknown,
+        }
+    }
+
+    /// What the peer may see for as long as it lives.
+    pub(crate) fn quarantine(&self, pin: Pinned) {
+        lock(&self.exports).quarantine.push(pin);
+        // It may have gone meanwhile.
+        if self.is_gone() {
+            self.peer_gone();
+        }
+    }
+
+    /// The memory of ours that a number stands for, and that is out: what the peer sends back.
+    pub(crate) fn own(&self, number: u64) -> Option<Arc<Hold>> {
+        let exports = lock(&self.exports);
+        let mut out = exports.out.values().filter(|out| !out.home && out.number == number);
+        out.find_map(|out| out.hold.clone())
+    }
+
+    pub(crate) fn peer_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+        let (kept, quarantine) = {
+            let mut exports = lock(&self.exports);
+            (std::mem::take(&mut exports.kept), std::mem::take(&mut exports.quarantine))
+        };
+        self.of_ours(0).step("know-dead");
+        let theirs: Vec<Arc<Import>> = {
+            let imports = lock(&self.imports);
+            let kept = imports.kept.values().map(|kept| Arc::clone(&kept.import));
+            let finished = imports.finished.values().flatten().filter_map(|done| match done {
+                Done::Free(import) => Some(Arc::clone(import)),
+                Done::Used(_) => None,
+            });
+            kept.chain(finished).collect()
+        };
+        // P9: with its process went its mappings and its work.
+        let pins = kept.into_values().map(|kept| kept.pin).chain(quarantine);
+        pins.for_each(|pin| drop(pin.dead(Dead(())).reclaim()));
+        self.of_theirs(0).step("know-owner-dead");
+        theirs.iter().for_each(|import| import.owner_is_gone());
+    }
+}
+
+impl Watcher for Session {
+    /// The users of an allocation have let go; told from destructors.
+    fn retire(&self, number: u64) {
+        let mut exports = lock(&self.exports);
+        let Some(kept) = exports.kept.get_mut(&number).filter(|kept| !kept.is_retired) else {
+            return;
+        };
+        kept.is_retired = true;
+        self.of_ours(number).step("let-go");
+        exports.retired.push(number);
+        drop(exports);
+        self.wake();
+    }
+}
+
+/// What was lent to this side.
+impl Session {
+    /// The peer's pool of this number: one that is known, or the one whose descriptor came.
+    pub(crate) fn pool(
+        &self,
+        lease: LeaseId,
+        number: u64,
+        device: Device,
+        descriptor: Option<rung::Handle>,
+    ) -> Result<Arc<TheirPool>, Fault> {
+        let mut imports = lock(&self.imports);
+        if let Some(pool) = imports.pools.get(&number) {
+            return Ok(Arc::clone(pool));
+        }
+        let Some(descriptor) = descriptor else {
+            // The peer hears so with the receipt, and sends it along again.
+            imports.unknown.insert(lease);
+            return Err(Fault::new(Reason::UnknownBlock, format!("pool {number}")));
+        };
+        let key = (self.pair.names.theirs.clone(), number);
+        let pool = TheirPool::of(key, device, descriptor);
+        if imports.pools.len() < POOLS {
+            imports.pools.insert(number, Arc::clone(&pool));
+        }
+        Ok(pool)
+    }
+
+    /// A lease on an import is taken; to be kept between leases, or not.
+    pub(crate) fn hold(
+        &self,
+        lease: LeaseId,
+        number: u64,
+        import: &Arc<Import>,
+        keep: bool,
+    ) -> Result<(), Fault> {
+        let mut imports = lock(&self.imports);
+        if keep {
+            if imports.kept.len() >= KEPT && !imports.kept.contains_key(&number) {
+                return Err(Fault::new(Reason::OverCap, "more is to be kept than was agreed"));
+            }
+            let kept = imports.kept.entry(number).or_insert_with(|| Theirs {
+                import: Arc::clone(import),
+                leases: 0,
+                is_retired: false,
+            });
+            if !Arc::ptr_eq(&kept.import, import) {
+                return Err(Fault::new(Reason::WrongSize, "not what it was before"));
+            }
+            kept.leases += 1;
+        }
+        imports.held.insert(lease, number);
+        drop(imports);
+        self.of_theirs(number).lease("import", lease, keep);
+        Ok(())
+    }
+
+    /// A lease was let go, and these streams used it: what still runs there is told with the receipt.
+    pub(crate) fn let_go(
+        &self,
+        lease: LeaseId,
+        number: u64,
+        used: Vec<Stream>,
+        once: Option<Arc<Import>>,
+    ) {
+        // What is freed before its receipt is freed after all work on it.
+        let may_wait = once.is_none();
+        let mut finished: Vec<Done> = Vec::new();
+        for stream in used {
+            let used = self.events.used(&self.pair, stream, may_wait);
+            finished.extend(used.map(Done::Used));
+        }
+        finished.extend(once.map(Done::Free));
+        let mut imports = lock(&self.imports);
+        if !finished.is_empty() {
+            imports.finished.insert(lease, finished);
+        }
+        let retired = match imports.kept.get_mut(&number).filter(|_| may_wait) {
+            None => None,
+            Some(kept) => {
+                kept.leases = kept.leases.saturating_sub(1);
+                let is_over = kept.leases == 0 && kept.is_retired;
+                if is_over { imports.kept.remove(&number) } else { None }
+            }
+        };
+        drop(imports);
+        if let Some(retired) = retired {
+            self.free(vec![(number, retired.import)]);
+        }
+    }
+
+    /// Lets go of imports, and then tells the peer (P6).
+    fn free(&self, gone: Vec<(u64, Arc<Import>)>) {
+        let mut freed = Vec::new();
+        for (number, import) in gone {
+            // Freed here, before the peer hears of it, unless another session of this process has it too.
+            drop(import);
+            let Freed(()) = Freed(());
+            self.of_theirs(number).step("free-import");
+            freed.push(number);
+        }
+        let mut imports = lock(&self.imports);
+        imports.freed.append(&mut freed);
+        let is_idle = imports.kept.is_empty();
+        drop(imports);
+        if is_idle {
+            self.events.nothing_borrowed();
+        }
+        self.wake();
+    }
+
+    /// Whether nothing is left that its receipt would have to wait for.
+    pub(crate) fn is_settled(&self, lease: LeaseId) -> bool {
+        let imports = lock(&self.imports);
+        imports.finished.get(&lease).is_none_or(|finished| {
+            finished.iter().all(|done| match done {
+                Done::Used(unfinished) => unfinished.is_settled(),
+                Done::Free(import) => import.streams.are_done(),
+            })
+        })
+    }
+
+    /// What the receipt of a lease says; waits where the peer cannot.
+    pub(crate) fn receipt(&self, lease: LeaseId) -> Option<Meta> {
+        let mut imports = lock(&self.imports);
+        let mut said = ReceiptMeta { u: imports.unknown.remove(&lease), d: Vec::new() };
+        let finished = imports.finished.remove(&lease).unwrap_or_default();
+        let held = imports.held.remove(&lease);
+        drop(imports);
+        for done in finished {
+            match done {
+                Done::Used(unfinished) => said.d.extend(self.events.say(unfinished)),
+                Done::Free(import) => drop(import),
+            }
+        }
+        if let Some(number) = held {
+            self.of_theirs(number).lease("release", lease, !said.d.is_empty());
+        }
+        let is_empty = !said.u && said.d.is_empty();
+        if is_empty { None } else { Meta::write(&said).ok() }
+    }
+
+    pub(crate) fn unopened(&self, lease: LeaseId) {
+        lock(&self.imports).unknown.insert(lease);
+    }
+
+    /// Whether anything is kept that the peer may retire, or is waited for.
+    pub(crate) fn keeps(&self) -> bool {
+        let waits = !lock(&self.exports).kept.is_empty();
+        let keeps = !lock(&self.imports).kept.is_empty();
+        waits || keeps || self.events.is_flying()
+    }
+}
+
+/// What is said outside any parcel.
+impl Session {
+    pub(crate) fn notice(&self) -> Option<Meta> {
+        let notice = Notice {
+            x: std::mem::take(&mut lock(&self.exports).retired),
+            f: std::mem::take(&mut lock(&self.imports).freed),
+            w: self.events.take_waited(),
+        };
+        let is_empty = notice.x.is_empty() && notice.f.is_empty() && notice.w.is_empty();
+        if is_empty { None } else { Meta::write(&notice).ok() }
+    }
+
+    pub(crate) fn noticed(self: &Arc<Self>, notice: &Meta) -> Result<(), Fault> {
+        let Notice { x, f, w } = notice.read()?;
+        if x.len().max(f.len()) > SAID {
+            return Err(Fault::new(Reason::OverCap, "more is said to be gone than was lent"));
+        }
+        let mut gone = Vec::new();
+        let mut tells = false;
+        {
+            let mut imports = lock(&self.imports);
+            for number in x {
+                self.of_theirs(number).step("retire");
+                match imports.kept.get_mut(&number) {
+                    Some(kept) if kept.leases > 0 => kept.is_retired = true,
+                    Some(_) => {
+                        gone.extend(imports.kept.remove(&number).map(|kept| (number, kept.import)));
+                    }
+                    // It was never taken: there is nothing to free.
+                    None => {
+                        imports.freed.push(number);
+                        tells = true;
+                    }
+                }
+            }
+        }
+        self.events.waited(w);
+        let mut freed = Vec::new();
+        {
+            let mut exports = lock(&self.exports);
+            for number in f {
+                // Of what the peer was not told to free it has nothing to say.
+                if exports.kept.get(&number).is_some_and(|kept| kept.is_retired) {
+                    freed.extend(exports.kept.remove(&number).map(|kept| (number, kept.pin)));
+                }
+            }
+        }
+        if tells {
+            self.wake();
+        }
+        for (number, pin) in freed {
+            self.of_ours(number).step("hear-freed");
+            // In the order of a stream: nothing is waited for here.
+            drop(pin.freed(Freed(())).reclaim());
+        }
+        if !gone.is_empty() {
+            // Freeing waits for work of the device, and whoever reads the socket is here. Without a thread, the closure
+            // is dropped here after all: what is gone is freed, and the peer is not told.
+            let session = Arc::clone(self);
+            let free = move || session.free(gone);
+            let _ = std::thread::Builder::new().name("pool-forget".into()).spawn(free);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.is_gone() {
+            // The peer may be there, and wait for events; what is pinned stays allocated (P9).
+            self.events.leave();
+            let ready = std::mem::take(&mut *lock(&self.exports)).out;
+            std::mem::forget(ready.into_values().filter_map(|out| out.ready).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The conformance suite: memory of pools, by pointers.
+
+mod common;
+
+fn main() -> std::process::ExitCode {
+    common::run(false)
+}
