@@ -1,7 +1,7 @@
 //! Tensors on a device.
 
 use ladder::tier_cuda_ipc::{self, cuda};
-use ladder::{Device, Map, Reason, Refusal, Value};
+use ladder::{Contract, Device, Ladder, Map, Reason, Refusal, Value};
 
 /// The device of a name: `cuda:0`, or by UUID.
 fn named(name: &str) -> Result<Device, Refusal> {
@@ -39,4 +39,10 @@ fn on(device: Device, value: Value) -> Result<Value, Refusal> {
 
 fn all_on(device: Device, items: Vec<Value>) -> Result<Vec<Value>, Refusal> {
     items.into_iter().map(|item| on(device, item)).collect()
+}
+
+/// The rungs; with the experimental one, where it is asked for.
+pub(crate) fn rungs(asks_for_pools: bool) -> Ladder {
+    let rungs = Ladder::standard();
+    if asks_for_pools { rungs.experimental_pool_ipc(Contract::V1) } else { rungs }
 }

@@ -27,6 +27,9 @@ pub(crate) struct Doctor {
     /// One JSON object.
     #[arg(long)]
     json: bool,
+    /// Ask for `pool-ipc` too, and have the worker do so where it is this program.
+    #[arg(long)]
+    experimental_pool_ipc: bool,
     /// Seconds that the worker may take to say hello, and then to answer.
     #[arg(long, default_value_t = 10.0, value_parser = crate::relay::seconds)]
     timeout: f64,
@@ -99,12 +102,17 @@ impl Doctor {
     pub(crate) fn run(self) -> Result<ExitCode, Error> {
         let command = match &self.worker {
             Some(command) => Command::new("sh").args(["-c", &format!("exec {command}")]),
+            None if self.experimental_pool_ipc => {
+                Command::this_executable().args([crate::POOL_IPC])
+            }
             None => Command::this_executable(),
         };
         let command = command.output(Output::Discard).grace(Duration::from_secs(1));
         let limit = Duration::from_secs_f64(self.timeout);
         // Every device now, not before its first leaf.
-        let builder = Worker::builder().handshake(limit);
+        let builder = Worker::builder()
+            .handshake(limit)
+            .ladder(crate::device::rungs(self.experimental_pool_ipc));
         let builder = machine::devices().into_iter().fold(builder, WorkerBuilder::prove_on);
         let connected = builder.spawn(command);
         let (report, let_in) = match connected {
@@ -171,7 +179,7 @@ fn print_table(report: &Report, outcome: Outcome, checks: &[Check]) -> io::Resul
                 notes.extend(note.filter(|note| !notes.contains(note)));
             }
             let [there, back] = told.map(|told| told.verdict);
-            let (rung, device) = (rung.to_string(), device.to_string());
+            let (rung, device) = (rung.told().into_owned(), device.to_string());
             table.add_row([
                 rung,
                 device,

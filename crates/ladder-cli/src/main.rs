@@ -41,6 +41,9 @@ enum Command {
     Doctor(doctor::Doctor),
 }
 
+/// What a worker is told, that is to ask for the rung too.
+const POOL_IPC: &str = "--experimental-pool-ipc";
+
 /// The worker's side: one method an operation.
 struct Operations;
 
@@ -52,7 +55,8 @@ impl Handler for Operations {
 }
 
 fn main() -> ExitCode {
-    match Channel::from_env() {
+    let asks_for_pools = std::env::args_os().skip(1).any(|argument| argument == POOL_IPC);
+    match Channel::from_env_with(&device::rungs(asks_for_pools), None) {
         Ok(Some(channel)) => {
             return match channel.serve(Operations) {
                 Ok(()) => ExitCode::SUCCESS,

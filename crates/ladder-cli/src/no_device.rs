@@ -1,8 +1,13 @@
 //! No devices on this platform.
 
-use ladder::{Reason, Refusal, Value};
+use ladder::{Ladder, Reason, Refusal, Value};
 
 /// Refuses.
 pub(crate) fn put(_: &str, _: Value) -> Result<Value, Refusal> {
     Err(Reason::Platform.into())
+}
+
+/// The rungs: there is no experimental one.
+pub(crate) fn rungs(_: bool) -> Ladder {
+    Ladder::standard()
 }

@@ -50,8 +50,8 @@ fn short(text: String) -> String {
 /// What a leaf rode: a form over its carrier, or a carrier.
 fn rung(leg: &Leg) -> String {
     match &leg.over {
-        Some(carrier) => format!("{} over {carrier}", leg.rung),
-        None => leg.rung.to_string(),
+        Some(carrier) => format!("{} over {}", leg.rung.told(), carrier.told()),
+        None => leg.rung.told().into_owned(),
     }
 }
 

@@ -39,6 +39,23 @@ impl Ladder {
         }
     }
 
+    /// With `pool-ipc`, which is experimental, by this contract (`docs/pool-ownership-contract.md`): memory of a pool
+    /// goes by it, without a copy, before `cuda-vmm` would copy it once. Both sides have to ask for it, and each proves
+    /// it at connect as every other rung.
+    #[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+    #[must_use]
+    pub fn experimental_pool_ipc(mut self, contract: tier_pool_ipc::Contract) -> Self {
+        if self.rungs.iter().any(|rung| rung.id() == RungId::POOL_IPC) {
+            return self;
+        }
+        let pool = Arc::new(tier_pool_ipc::PoolIpc::experimental(contract));
+        // Memory of a pool is never born shareable, so this is the order of copies (docs/adr/0031).
+        let before = [RungId::CUDA_VMM, RungId::SHM];
+        let at = self.rungs.iter().position(|rung| before.contains(&rung.id())).unwrap_or(0);
+        self.rungs.insert(at, pool);
+        self
+    }
+
     /// These rungs, in this order.
     #[must_use]
     pub fn of(rungs: Vec<Arc<dyn Rung>>) -> Self {
@@ -78,6 +95,10 @@ impl Ladder {
                         let detail: String = detail.chars().take(200).collect();
                         Refusal::new(reason, format!("on the other side: {detail}"))
                     }
+                    None if id.is_experimental() => Refusal::new(
+                        Reason::NotOffered,
+                        "experimental: the other side did not ask for it",
+                    ),
                     None => Reason::NotOffered.into(),
                 }),
             };
@@ -96,8 +117,15 @@ impl Ladder {
             }
             Opened::new(id, session)
         });
+        let opened: Vec<Opened> = opened.collect();
+        for offer in theirs.iter().filter(|offer| offer.rung.is_experimental()) {
+            if !opened.iter().any(|opened| opened.id == offer.rung) {
+                let rung = offer.rung.told();
+                tracing::warn!(%rung, "left off: the other side asks for it, and this one does not");
+            }
+        }
         Sessions {
-            opened: opened.collect(),
+            opened,
             above_inline: RwLock::default(),
             changes: AtomicU64::new(0),
             forwards: RwLock::default(),

@@ -105,5 +105,7 @@ pub use tier_cuda_ipc::{self, DeviceTensorMut, alloc_on};
 pub use tier_numpy;
 #[cfg(feature = "pickle")]
 pub use tier_pickle;
+#[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+pub use tier_pool_ipc::{self, Contract};
 #[cfg(feature = "shm")]
 pub use tier_shm::{self, TensorMut, release, share};

@@ -128,6 +128,14 @@ pub struct Leg {
     pub time: Duration,
 }
 
+impl Leg {
+    /// Whether it rode something that nobody should count on yet.
+    #[must_use]
+    pub fn is_experimental(&self) -> bool {
+        self.rung.is_experimental() || self.over.as_ref().is_some_and(RungId::is_experimental)
+    }
+}
+
 /// The legs of one value in one direction, in the order of the value.
 ///
 /// One for every tensor, array, pickle, object, long string or byte string, and maximal subtree of anything
@@ -163,7 +171,7 @@ impl fmt::Display for BelowRequired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Leg { path, what, rung, copies, declined, .. } = &self.leg;
         let plural = if *copies == 1 { "copy" } else { "copies" };
-        write!(f, "the {what} at {path} would ride {rung} with {copies} {plural}")?;
+        write!(f, "the {what} at {path} would ride {} with {copies} {plural}", rung.told())?;
         if let Some(at_least) = &self.at_least {
             write!(f, "; {at_least} or higher is required")?;
         }

@@ -126,6 +126,14 @@ impl WorkerBuilder {
         self
     }
 
+    /// As [`Ladder::experimental_pool_ipc`], beside whatever other rungs there are.
+    #[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+    #[must_use]
+    pub fn experimental_pool_ipc(mut self, contract: crate::Contract) -> Self {
+        self.ladder = self.ladder.experimental_pool_ipc(contract);
+        self
+    }
+
     /// The user's word that the worker does not write what it lent; see [`PeerTrust::assume`].
     ///
     /// Without it, only a worker that runs this very executable is trusted.

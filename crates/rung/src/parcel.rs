@@ -53,6 +53,22 @@ impl RungId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether it is one that nobody should count on yet, and that both sides have to ask for.
+    #[must_use]
+    pub fn is_experimental(&self) -> bool {
+        *self == Self::POOL_IPC
+    }
+
+    /// The name, and that it is experimental where it is: for a person to read.
+    #[must_use]
+    pub fn told(&self) -> Cow<'_, str> {
+        if self.is_experimental() {
+            format!("{} (experimental)", self.0).into()
+        } else {
+            Cow::Borrowed(&*self.0)
+        }
+    }
 }
 
 impl fmt::Display for RungId {

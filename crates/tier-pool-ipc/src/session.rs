@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cuda::Stream;
 use cuda_memory::block::{Block, Hold, Watcher};
@@ -76,6 +76,8 @@ struct Kept {
     pin: Pinned,
     /// The peer was told that nobody uses it any more.
     is_retired: bool,
+    /// A lease on it ended without a receipt: what the peer says of it is not enough (P9).
+    is_lost: bool,
 }
 
 #[derive(Debug, Default)]
@@ -110,6 +112,8 @@ enum Done {
 struct Imports {
     pools: HashMap<u64, Arc<TheirPool>>,
     kept: HashMap<u64, Theirs>,
+    /// What is not kept, while it is there.
+    once: Vec<Weak<Import>>,
     /// Leases that were taken, and the numbers of their allocations.
     held: HashMap<LeaseId, u64>,
     finished: HashMap<LeaseId, Vec<Done>>,
@@ -227,7 +231,7 @@ impl Session {
             && !exports.kept.contains_key(&number)
             && let Some(pin) = left.take()
         {
-            exports.kept.insert(number, Kept { pin, is_retired: false });
+            exports.kept.insert(number, Kept { pin, is_retired: false, is_lost: false });
         }
         drop(exports);
         (terms, left)
@@ -288,10 +292,20 @@ impl Session {
     pub(crate) fn end(&self, lease: LeaseId) -> End {
         let mut exports = lock(&self.exports);
         let out = exports.out.remove(&lease);
-        let is_idle = exports.out.is_empty() && exports.kept.is_empty();
-        drop(exports);
         let is_home = out.as_ref().is_some_and(|out| out.home);
         let gone = self.is_gone();
+        if let Some(Out { hold: Some(hold), .. }) = &out
+            && !is_home
+            && !gone
+        {
+            let number = hold.block.serial;
+            self.of_ours(number).lease("lose", lease, false);
+            if let Some(kept) = exports.kept.get_mut(&number) {
+                kept.is_lost = true;
+            }
+        }
+        let is_idle = exports.out.is_empty() && exports.kept.is_empty();
+        drop(exports);
         match out.as_ref().and_then(|out| out.ready.clone()) {
             Some(ready) if gone => self.events.give_back(ready),
             // A peer that is there may yet wait for it.
@@ -313,7 +327,8 @@ impl Session {
         lock(&self.exports).quarantine.push(pin);
         // It may have gone meanwhile.
         if self.is_gone() {
-            self.peer_gone();
+            let quarantine = std::mem::take(&mut lock(&self.exports).quarantine);
+            quarantine.into_iter().for_each(|pin| drop(pin.dead(Dead(())).reclaim()));
         }
     }
 
@@ -325,25 +340,22 @@ impl Session {
     }
 
     pub(crate) fn peer_gone(&self) {
+        // Said before anything follows from it.
+        self.of_ours(0).step("know-dead");
+        self.of_theirs(0).step("know-owner-dead");
         self.gone.store(true, Ordering::Release);
         let (kept, quarantine) = {
             let mut exports = lock(&self.exports);
             (std::mem::take(&mut exports.kept), std::mem::take(&mut exports.quarantine))
         };
-        self.of_ours(0).step("know-dead");
         let theirs: Vec<Arc<Import>> = {
             let imports = lock(&self.imports);
             let kept = imports.kept.values().map(|kept| Arc::clone(&kept.import));
-            let finished = imports.finished.values().flatten().filter_map(|done| match done {
-                Done::Free(import) => Some(Arc::clone(import)),
-                Done::Used(_) => None,
-            });
-            kept.chain(finished).collect()
+            kept.chain(imports.once.iter().filter_map(Weak::upgrade)).collect()
         };
         // P9: with its process went its mappings and its work.
         let pins = kept.into_values().map(|kept| kept.pin).chain(quarantine);
         pins.for_each(|pin| drop(pin.dead(Dead(())).reclaim()));
-        self.of_theirs(0).step("know-owner-dead");
         theirs.iter().for_each(|import| import.owner_is_gone());
     }
 }
@@ -412,6 +424,9 @@ impl Session {
                 return Err(Fault::new(Reason::WrongSize, "not what it was before"));
             }
             kept.leases += 1;
+        } else {
+            imports.once.retain(|import| import.strong_count() > 0);
+            imports.once.push(Arc::downgrade(import));
         }
         imports.held.insert(lease, number);
         drop(imports);
@@ -558,7 +573,8 @@ impl Session {
             let mut exports = lock(&self.exports);
             for number in f {
                 // Of what the peer was not told to free it has nothing to say.
-                if exports.kept.get(&number).is_some_and(|kept| kept.is_retired) {
+                let may_say = |kept: &Kept| kept.is_retired && !kept.is_lost;
+                if exports.kept.get(&number).is_some_and(may_say) {
                     freed.extend(exports.kept.remove(&number).map(|kept| (number, kept.pin)));
                 }
             }

@@ -70,6 +70,9 @@ impl Bounds {
                     steps.push(Step::Export { a, i, lease, keep: self.keep });
                 }
                 let Some(pair) = allocation.pairs.get(&i) else { continue };
+                for &lease in &pair.out {
+                    steps.push(Step::Lose { a, i, lease });
+                }
                 for message in &pair.there {
                     match *message {
                         Message::Parcel { lease, .. } => {
@@ -107,6 +110,10 @@ impl Bounds {
     }
 
     fn enabled(&self, state: &State) -> Vec<Step> {
+        // Nothing that follows from what must never happen is of interest.
+        if !state.wrong.is_empty() {
+            return Vec::new();
+        }
         let mut steps = self.candidates(state);
         let may = |step: &Step| {
             (self.ends || !step.is_an_end()) && state.apply(self.rules, *step).is_ok()
@@ -122,12 +129,13 @@ impl Bounds {
 
     /// Every allocation is freed, or in quarantine, or gone with its owner; and nobody waits for anything.
     fn is_well(state: &State) -> bool {
-        let quarantine = |i: &Id| {
+        let quarantine = |i: &Id, pair: &crate::state::Pair| {
             let importer = &state.importers[i];
-            importer.is_cut_off && !importer.is_known_dead
+            (importer.is_cut_off || pair.is_lost) && !importer.is_known_dead
         };
         state.allocations.values().all(|allocation| {
-            let stays = |(i, pair): (&Id, &crate::state::Pair)| !pair.is_clear() && quarantine(i);
+            let stays =
+                |(i, pair): (&Id, &crate::state::Pair)| !pair.is_clear() && quarantine(i, pair);
             let is_freed = allocation.free == Free::Ran;
             let is_settled = is_freed || state.owner_is_dead || allocation.pairs.iter().any(stays);
             let leases = allocation.pairs.values().all(|pair| {
@@ -172,7 +180,7 @@ impl Model for Bounds {
             }),
             // Liveness, as it holds at the ends of an acyclic space: every step uses something up.
             Property::always(END, |bounds: &Self, s: &State| {
-                !bounds.is_over(s) || Self::is_well(s)
+                !s.wrong.is_empty() || !bounds.is_over(s) || Self::is_well(s)
             }),
             Property::sometimes("all is freed", |_: &Self, s: &State| {
                 s.allocations.values().all(|allocation| allocation.free == Free::Ran)

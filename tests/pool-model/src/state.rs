@@ -14,14 +14,21 @@ pub struct Rules {
     pub leases_pin: bool,
     /// P4: whoever imports waits for what its owner has enqueued.
     pub ready_events: bool,
+    /// P8: a pointer is imported once, however many leases there are.
+    pub one_import: bool,
     /// P5: whoever owns waits for what an importer has enqueued.
     pub done_events: bool,
 }
 
 impl Rules {
     /// The contract.
-    pub const CONTRACT: Self =
-        Self { importer_frees: true, leases_pin: true, ready_events: true, done_events: true };
+    pub const CONTRACT: Self = Self {
+        importer_frees: true,
+        leases_pin: true,
+        ready_events: true,
+        one_import: true,
+        done_events: true,
+    };
 }
 
 /// What a step can be wrong about; none of it may ever happen.
@@ -69,6 +76,8 @@ pub struct Pair {
     pub out: BTreeSet<Id>,
     /// The importer may have it imported, as the owner sees it.
     pub may_be_imported: bool,
+    /// A lease ended without a receipt.
+    pub is_lost: bool,
     /// Leases that there were.
     pub lent: u8,
     /// As it is: imported.
@@ -93,7 +102,7 @@ impl Pair {
 
     /// The owner knows no reason why the importer would still see it.
     pub fn is_clear(&self) -> bool {
-        self.out.is_empty() && !self.may_be_imported
+        self.out.is_empty() && !self.may_be_imported && !self.is_lost
     }
 }
 
@@ -171,6 +180,12 @@ pub enum Step {
     },
     /// What was to be lent was not sent after all.
     Unlend {
+        a: Id,
+        i: Id,
+        lease: Id,
+    },
+    /// A lease ends on the owner's side, and no receipt came.
+    Lose {
         a: Id,
         i: Id,
         lease: Id,
@@ -267,7 +282,10 @@ impl Step {
 
     /// Whether it is an end that may always come.
     pub fn is_an_end(self) -> bool {
-        matches!(self, Self::Crash { .. } | Self::CrashOwner | Self::CutOff { .. })
+        matches!(
+            self,
+            Self::Crash { .. } | Self::CrashOwner | Self::CutOff { .. } | Self::Lose { .. }
+        )
     }
 }
 
@@ -338,7 +356,8 @@ impl State {
                 self.owner_lives()?;
                 let allocation = self.allocation(a)?;
                 need(!allocation.is_let_go && allocation.free == Free::Not, "it was let go")?;
-                let is_home = allocation.pairs.values().all(|pair| pair.out.is_empty());
+                let is_home =
+                    allocation.pairs.values().all(|pair| pair.out.is_empty() && !pair.is_lost);
                 need(is_home || !rules.leases_pin, "P3: nothing is written while it is lent")?;
                 allocation.written = allocation.written.saturating_add(1);
                 allocation.stream.push_back(Work::Write);
@@ -363,7 +382,13 @@ impl State {
                 pair.there.remove(&sent);
                 need(pair.out.remove(&lease), "P1: a lease ends once")?;
             }
-            Step::Import { a, i, lease } => self.import(a, i, lease)?,
+            Step::Lose { a, i, lease } => {
+                self.owner_lives()?;
+                let pair = self.pair(a, i)?;
+                need(pair.out.remove(&lease), "P1: a lease ends once")?;
+                pair.is_lost = true;
+            }
+            Step::Import { a, i, lease } => self.import(rules, a, i, lease)?,
             Step::Refuse { a, i, lease } => {
                 self.importer_lives(i)?;
                 let pair = self.pair(a, i)?;
@@ -384,7 +409,10 @@ impl State {
                 self.are_connected(i)?;
                 let pair = self.pair(a, i)?;
                 need(pair.back.remove(&Message::Receipt { lease }), "no such receipt")?;
-                need(pair.out.remove(&lease), "P1: a lease ends once")?;
+                // Of a lease that was lost nothing is noted.
+                if !pair.out.remove(&lease) {
+                    return Ok(());
+                }
                 let is_working = pair.held.get(&lease).is_some_and(|held| held.pending > 0);
                 if rules.done_events && is_working {
                     self.allocation(a)?.stream.push_back(Work::Wait(i, lease));
@@ -529,7 +557,7 @@ impl State {
         Ok(())
     }
 
-    fn import(&mut self, a: Id, i: Id, lease: Id) -> Result<(), Refused> {
+    fn import(&mut self, rules: Rules, a: Id, i: Id, lease: Id) -> Result<(), Refused> {
         let importer = self.importer_lives(i)?;
         need(!importer.knows_owner_dead, "P10: what its owner took along is not imported")?;
         let pair = self.pair(a, i)?;
@@ -538,10 +566,12 @@ impl State {
             return Err("no such parcel");
         };
         pair.there.remove(&sent);
-        // P8: one import, however many leases.
-        pair.is_imported = true;
+        let is_second = std::mem::replace(&mut pair.is_imported, true);
         pair.is_kept |= keep;
         pair.held.insert(lease, Held { version, is_held: true, pending: 0 });
+        if is_second && !rules.one_import {
+            self.wrong.insert(Wrong::ImportedTwice);
+        }
         Ok(())
     }
 
