@@ -146,7 +146,6 @@ impl PoolCarrier {
             let (session, number) = (Arc::downgrade(session), hold.block.serial);
             Box::new(Ends { session, number })
         });
-        session.of_ours(hold.block.serial).lease("export", lease, terms.keep);
         let handles = match terms.pool {
             Naming::Number => Vec::new(),
             Naming::First | Naming::Once => vec![descriptor],

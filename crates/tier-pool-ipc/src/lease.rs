@@ -76,7 +76,7 @@ impl Borrowed for Lease {
         self.import()?.streams.note(stream);
         self.used.note(stream);
         if let Some(session) = self.session.upgrade() {
-            session.of_theirs(self.number).lease("use", self.lease, false);
+            session.note_used(self.lease, self.number);
         }
         Ok(())
     }

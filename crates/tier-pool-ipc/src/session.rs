@@ -219,6 +219,8 @@ impl Session {
     ) -> (Terms, Option<Pinned>) {
         let number = hold.block.serial;
         let mut exports = lock(&self.exports);
+        // Steps are said under the lock of what they change: nothing that follows from the peer's death is said before
+        // that is, nor anything that does not after.
         // Where the transport has no way to say that something is gone, the peer must not keep it.
         let has_room = exports.kept.len() < KEPT || exports.kept.contains_key(&number);
         let keep = self.wake.get().is_some() && has_room;
@@ -232,6 +234,9 @@ impl Session {
             && let Some(pin) = left.take()
         {
             exports.kept.insert(number, Kept { pin, is_retired: false, is_lost: false });
+        }
+        if !self.is_gone() {
+            self.of_ours(number).lease("export", lease, keep);
         }
         drop(exports);
         (terms, left)
@@ -257,10 +262,14 @@ impl Session {
         let exports = lock(&self.exports);
         let Some(out) = exports.out.get(&lease).filter(|out| !out.home) else { return };
         let (pool, hold) = (out.pool, out.hold.clone());
+        if let Some(hold) = &hold
+            && !self.is_gone()
+        {
+            self.of_ours(hold.block.serial).lease("home", lease, !said.d.is_empty());
+        }
         drop(exports);
         let mut tells = false;
         if let Some(hold) = &hold {
-            self.of_ours(hold.block.serial).lease("home", lease, !said.d.is_empty());
             match self.events.wait_for(&said.d, &hold.block.order) {
                 Ok(waits) => tells = waits,
                 Err(fault) => {
@@ -340,18 +349,17 @@ impl Session {
     }
 
     pub(crate) fn peer_gone(&self) {
-        // Said before anything follows from it.
-        self.of_ours(0).step("know-dead");
-        self.of_theirs(0).step("know-owner-dead");
-        self.gone.store(true, Ordering::Release);
-        let (kept, quarantine) = {
-            let mut exports = lock(&self.exports);
-            (std::mem::take(&mut exports.kept), std::mem::take(&mut exports.quarantine))
-        };
-        let theirs: Vec<Arc<Import>> = {
-            let imports = lock(&self.imports);
+        let (kept, quarantine, theirs) = {
+            let (mut exports, imports) = (lock(&self.exports), lock(&self.imports));
+            if !self.gone.swap(true, Ordering::AcqRel) {
+                self.of_ours(0).step("know-dead");
+                self.of_theirs(0).step("know-owner-dead");
+            }
             let kept = imports.kept.values().map(|kept| Arc::clone(&kept.import));
-            kept.chain(imports.once.iter().filter_map(Weak::upgrade)).collect()
+            let theirs: Vec<Arc<Import>> =
+                kept.chain(imports.once.iter().filter_map(Weak::upgrade)).collect();
+            let exports = &mut *exports;
+            (std::mem::take(&mut exports.kept), std::mem::take(&mut exports.quarantine), theirs)
         };
         // P9: with its process went its mappings and its work.
         let pins = kept.into_values().map(|kept| kept.pin).chain(quarantine);
@@ -429,9 +437,18 @@ impl Session {
             imports.once.push(Arc::downgrade(import));
         }
         imports.held.insert(lease, number);
-        drop(imports);
-        self.of_theirs(number).lease("import", lease, keep);
+        if !self.is_gone() {
+            self.of_theirs(number).lease("import", lease, keep);
+        }
         Ok(())
+    }
+
+    /// Work is enqueued under a lease.
+    pub(crate) fn note_used(&self, lease: LeaseId, number: u64) {
+        let _imports = lock(&self.imports);
+        if !self.is_gone() {
+            self.of_theirs(number).lease("use", lease, false);
+        }
     }
 
     /// A lease was let go, and these streams used it: what still runs there is told with the receipt.
@@ -474,11 +491,12 @@ impl Session {
         for (number, import) in gone {
             // Freed here, before the peer hears of it, unless another session of this process has it too.
             drop(import);
-            let Freed(()) = Freed(());
-            self.of_theirs(number).step("free-import");
             freed.push(number);
         }
         let mut imports = lock(&self.imports);
+        if !self.is_gone() {
+            freed.iter().for_each(|number| self.of_theirs(*number).step("free-import"));
+        }
         imports.freed.append(&mut freed);
         let is_idle = imports.kept.is_empty();
         drop(imports);
@@ -504,7 +522,7 @@ impl Session {
         let mut imports = lock(&self.imports);
         let mut said = ReceiptMeta { u: imports.unknown.remove(&lease), d: Vec::new() };
         let finished = imports.finished.remove(&lease).unwrap_or_default();
-        let held = imports.held.remove(&lease);
+        let held = imports.held.get(&lease).copied();
         drop(imports);
         for done in finished {
             match done {
@@ -512,9 +530,12 @@ impl Session {
                 Done::Free(import) => drop(import),
             }
         }
-        if let Some(number) = held {
+        let mut imports = lock(&self.imports);
+        imports.held.remove(&lease);
+        if let Some(number) = held.filter(|_| !self.is_gone()) {
             self.of_theirs(number).lease("release", lease, !said.d.is_empty());
         }
+        drop(imports);
         let is_empty = !said.u && said.d.is_empty();
         if is_empty { None } else { Meta::write(&said).ok() }
     }
@@ -553,7 +574,9 @@ impl Session {
         {
             let mut imports = lock(&self.imports);
             for number in x {
-                self.of_theirs(number).step("retire");
+                if !self.is_gone() {
+                    self.of_theirs(number).step("retire");
+                }
                 match imports.kept.get_mut(&number) {
                     Some(kept) if kept.leases > 0 => kept.is_retired = true,
                     Some(_) => {
@@ -575,15 +598,15 @@ impl Session {
                 // Of what the peer was not told to free it has nothing to say.
                 let may_say = |kept: &Kept| kept.is_retired && !kept.is_lost;
                 if exports.kept.get(&number).is_some_and(may_say) {
-                    freed.extend(exports.kept.remove(&number).map(|kept| (number, kept.pin)));
+                    self.of_ours(number).step("hear-freed");
+                    freed.extend(exports.kept.remove(&number).map(|kept| kept.pin));
                 }
             }
         }
         if tells {
             self.wake();
         }
-        for (number, pin) in freed {
-            self.of_ours(number).step("hear-freed");
+        for pin in freed {
             // In the order of a stream: nothing is waited for here.
             drop(pin.freed(Freed(())).reclaim());
         }

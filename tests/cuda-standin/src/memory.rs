@@ -76,6 +76,9 @@ unsafe impl Sync for Backing {}
 
 pub(crate) const LEGACY: u64 = 0x4c45_4741_4359_0001;
 pub(crate) const SHAREABLE: u64 = 0x5348_4152_4544_0002;
+/// Bytes that show what was there before, or that something was freed: more would cost more than it shows.
+const SHOWN: usize = 4 << 20;
+
 pub(crate) const POOL: u64 = 0x504f_4f4c_0000_0004;
 pub(crate) const EVENT: u64 = 0x4556_454e_5400_0003;
 
@@ -105,7 +108,7 @@ impl Backing {
         header.magic.store(magic, Ordering::Release);
         // What was in a device's memory before is anything.
         if magic == LEGACY {
-            this.bytes(0, len).fill(0xA5);
+            this.fill(0, len.min(SHOWN), 0xA5);
         }
         Ok(Arc::new(this))
     }
@@ -176,6 +179,23 @@ impl Backing {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(offset), len) }
     }
 
+    /// Makes every byte of a range this one; of a long range that becomes zero, the pages are given back.
+    pub(crate) fn fill(&self, offset: usize, len: usize, byte: u8) {
+        let (start, end) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
+        if byte != 0 || len <= SHOWN || end <= start {
+            return self.bytes(offset, len).fill(byte);
+        }
+        self.bytes(offset, start - offset).fill(0);
+        let pages = self.bytes(start, end - start);
+        // SAFETY: whole pages of a mapping of a file of ours.
+        let given_back =
+            unsafe { libc::madvise(pages.as_mut_ptr().cast(), pages.len(), libc::MADV_REMOVE) };
+        if given_back != 0 {
+            pages.fill(0);
+        }
+        self.bytes(end, offset + len - end).fill(0);
+    }
+
     /// This process maps it as a legacy import, or does so no more.
     pub(crate) fn note_open(&self, open: bool) {
         let me = u64::from(std::process::id());
@@ -202,7 +222,10 @@ impl Backing {
         }
         self.header().alive.store(0, Ordering::Relaxed);
         if self.magic == LEGACY {
-            self.bytes(0, self.len).fill(POISON);
+            let shown = self.len.min(SHOWN);
+            self.fill(0, shown, POISON);
+            // Beyond it is nothing of what was there, either.
+            self.fill(shown, self.len - shown, 0);
         }
     }
 }

@@ -122,7 +122,7 @@ fn perform(state: &mut State, op: Op) {
         }
         Op::Fill { to, len, byte } => {
             if let Place::Device(backing, at, _) = to {
-                backing.bytes(at, len).fill(byte);
+                backing.fill(at, len, byte);
             }
         }
         Op::Record { event, number } => {

@@ -21,6 +21,7 @@ pub mod form;
 pub mod hostile;
 pub mod peer;
 pub mod stand_in;
+pub mod steps;
 pub mod trial;
 pub mod values;
 pub mod warnings;

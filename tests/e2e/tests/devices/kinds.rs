@@ -1,7 +1,7 @@
 //! Device memory of every kind, written by work that nobody has waited for.
 
 use ladder::tier_cuda_ipc::cuda::{Buffer, Context, Stream};
-use ladder::tier_cuda_ipc::share_buffer;
+use ladder::tier_cuda_ipc::{on, share_buffer};
 use ladder::{DType, Device, Refusal, Tensor};
 
 /// A kind of memory, what it rides where all is well, and with how many copies.
@@ -18,6 +18,8 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind { name: "shareable", rung: "cuda-vmm", copies: 0 },
     Kind { name: "stream ordered", rung: "cuda-vmm", copies: 1 },
     Kind { name: "managed", rung: "cuda-vmm", copies: 1 },
+    // Where nobody asked for pools.
+    Kind { name: "pool", rung: "cuda-vmm", copies: 1 },
 ];
 
 /// So many bytes that are others for each seed.
@@ -32,6 +34,16 @@ pub(crate) fn tensor_of(kind: &str, device: Device, bytes: &[u8]) -> Result<Tens
     let len = bytes.len();
     let contents = Buffer::stream_ordered(&stream, len)?;
     contents.write_at(0, bytes, &stream)?;
+    if kind == "pool" {
+        let contents = share_buffer(contents, &stream, DType::U8, &[len])?;
+        let mut tensor = ladder::tier_pool_ipc::alloc_on(device, DType::U8, &[len])?;
+        {
+            let written = tensor.on(&stream)?;
+            written.fill(0xEE)?;
+            written.copy_from(&on(&contents, &stream)?)?;
+        }
+        return Ok(tensor.share());
+    }
     let buffer = match kind {
         "piece" => Buffer::plain(&context, len + 10_000)?.part(512..512 + len)?,
         "shareable" => Buffer::shareable(&context, len)?,
