@@ -16,6 +16,8 @@ const SUITES: &[(&str, &str)] = &[
     ("tier-cuda-ipc", "ipc"),
     ("tier-cuda-ipc", "vmm"),
     ("e2e", "gpu"),
+    ("tier-pool-ipc", "pool"),
+    ("e2e", "pool"),
 ];
 
 #[derive(Debug)]

@@ -49,6 +49,8 @@ enum Command {
         #[arg(long)]
         stand_in: bool,
     },
+    /// Go through the model of the pool ownership contract further than its tests do: some minutes.
+    Model,
     /// Make a Python environment with NumPy, and run the tests that need one.
     TestEnv,
     /// Break the code on purpose, one patch at a time, and see the named test turn red.
@@ -80,6 +82,17 @@ fn main() -> ExitCode {
         }
         Command::Gpu { dry_run, stand_in } => {
             gpu::run(&root(), &gpu::Options { dry_run, stand_in })
+        }
+        Command::Model => {
+            let mut cargo = std::process::Command::new(env!("CARGO"));
+            cargo.current_dir(root()).args([
+                "test",
+                "--package",
+                "pool-model",
+                "--test",
+                "contract",
+            ]);
+            succeed(cargo.args(["--", "--ignored", "--nocapture"]))
         }
         Command::TestEnv => env::run(&root()),
         Command::Sabotage { only } => sabotage::run(&root(), only.as_deref()),

@@ -39,7 +39,7 @@ struct ParcelMeta {
     /// The handle of the pointer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     h: Option<String>,
-    /// What has yet to run before it may be read (P4).
+    /// What has yet to run before it may be read (O4).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     e: Option<EventWire>,
     /// To be kept between leases.
@@ -121,7 +121,7 @@ impl PoolCarrier {
         let before = buffer.address().checked_sub(start).and_then(|at| usize::try_from(at).ok());
         let before = before.ok_or(Reason::OutOfBounds)?;
         let device = self.place_of(buffer.device())?;
-        // P2: the pool before any pointer of it.
+        // O2: the pool before any pointer of it.
         let exported = pool.exported()?;
         let handle = exported.pointer(buffer)?;
         let lease = session.next_lease();
@@ -177,7 +177,7 @@ impl PoolCarrier {
         Ok(Packed { parcel, owner: Box::new(owner) })
     }
 
-    /// The peer's own goes back to it; to anybody else it does not go on (P8).
+    /// The peer's own goes back to it; to anybody else it does not go on (O8).
     fn give_back(
         &self,
         storage: &Arc<Storage>,
@@ -186,7 +186,7 @@ impl PoolCarrier {
     ) -> Result<Packed, Refusal> {
         let session = &self.session;
         if !std::ptr::eq(theirs.session.as_ptr(), Arc::as_ptr(session)) {
-            let what = "another process's, of a pool, which goes no further (P8)";
+            let what = "another process's, of a pool, which goes no further (O8)";
             return Err(Refusal::new(Reason::OtherAllocator, what));
         }
         let import = theirs.import.as_ref().ok_or(Reason::UnknownLease)?;
@@ -397,7 +397,7 @@ impl Carrier for PoolCarrier {
 /// How long a canary's stream has something else to do first.
 const BUSY: Duration = Duration::from_millis(10);
 
-/// The owner of what is lent: pins it until the lease is home (P3).
+/// The owner of what is lent: pins it until the lease is home (O3).
 struct Lent {
     storage: Option<Arc<Storage>>,
     /// Ours, where it is: its users do not end before its leases do.

@@ -1,6 +1,6 @@
 //! The states of a shared pool allocation as types: what may come next is what there is a method for.
 //!
-//! The contract is `docs/pool-ownership-contract.md`; P1 to P10 are its clauses. On the side of the owner:
+//! The contract is `docs/pool-ownership-contract.md`; O1 to O10 are its clauses. On the side of the owner:
 //!
 //! ```text
 //! Allocated ─ready─▶ Ready ─export─▶ Exported ─home, freed, dead─▶ Reclaimable ─reclaim─▶ the memory
@@ -70,15 +70,15 @@ impl Contract {
     }
 }
 
-/// Every lease is home (P3), and none was to be kept: the last receipt said that nothing is imported.
+/// Every lease is home (O3), and none was to be kept: the last receipt said that nothing is imported.
 #[derive(Debug)]
 pub struct Home(pub(crate) ());
 
-/// The importer has freed its import, and said so (P6, P7).
+/// The importer has freed its import, and said so (O6, O7).
 #[derive(Debug)]
 pub struct Freed(pub(crate) ());
 
-/// The importer is dead for sure: its process has ended (P9).
+/// The importer is dead for sure: its process has ended (O9).
 #[derive(Debug, Clone, Copy)]
 pub struct Dead(pub(crate) ());
 
@@ -93,7 +93,7 @@ impl<T> Allocated<T> {
         Self(memory)
     }
 
-    /// Puts an event behind everything that the owner has enqueued (P4); none, where there is nothing.
+    /// Puts an event behind everything that the owner has enqueued (O4); none, where there is nothing.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ impl<T, E> Ready<T, E> {
     }
 }
 
-/// Memory that an importer may have imported: pinned (P3). Dropped, it stays allocated for good: quarantined (P9).
+/// Memory that an importer may have imported: pinned (O3). Dropped, it stays allocated for good: quarantined (O9).
 #[derive(Debug)]
 pub struct Exported<T>(Option<T>);
 
@@ -179,12 +179,12 @@ impl<T> Reclaimable<T> {
 }
 
 /// Memory of another process's pool, mapped here. Dropped, it stays mapped: its owner may be gone, and it with its owner
-/// (P10).
+/// (O10).
 #[derive(Debug)]
 pub struct Imported<M>(Option<M>);
 
 impl<M> Imported<M> {
-    /// Just imported: once for each pointer (P8).
+    /// Just imported: once for each pointer (O8).
     #[must_use]
     pub fn new(mapped: M) -> Self {
         Self(Some(mapped))
@@ -218,7 +218,7 @@ impl<M> Drop for Imported<M> {
 pub struct Idle<M>(Option<M>);
 
 impl<M> Idle<M> {
-    /// Frees it: `free` returns when that is done (P6). Then it can be said.
+    /// Frees it: `free` returns when that is done (O6). Then it can be said.
     pub fn free(self, free: impl FnOnce(M)) -> Freed {
         if let Some(mapped) = self.0 {
             free(mapped);

@@ -1,4 +1,4 @@
-//! Pools of other processes, and memory of them, each imported once in this process (P8).
+//! Pools of other processes, and memory of them, each imported once in this process (O8).
 //!
 //! The driver must not import one pointer twice: freeing either import would unmap both. Whoever wants it while it is
 //! being freed waits until that is done.
@@ -173,7 +173,7 @@ impl Import {
         let context = Context::of(self.device)?;
         let pool = self.pool.open(&context)?;
         let stream = Stream::new(&context)?;
-        // P8: nobody else has it: this cell is ours as long as we live.
+        // O8: nobody else has it: this cell is ours as long as we live.
         lock(&self.cell.place).is_mapped = true;
         let opened = pool.open(self.handle, &stream).and_then(|opened| {
             if opened.len() < self.size {
@@ -206,7 +206,7 @@ impl Import {
         Ok(self.reads.get_or_init(|| stream).clone())
     }
 
-    /// Its owner is gone for sure: an error from now on, not a stale read, and nothing is freed (P10).
+    /// Its owner is gone for sure: an error from now on, not a stale read, and nothing is freed (O10).
     pub(crate) fn owner_is_gone(&self) {
         self.owner_gone.store(true, Ordering::Release);
     }
@@ -218,13 +218,13 @@ impl Import {
 
 impl Drop for Import {
     fn drop(&mut self) {
-        // Whatever is enqueued runs first (P6): freeing waits for nothing by itself.
+        // Whatever is enqueued runs first (O6): freeing waits for nothing by itself.
         self.streams.wait();
         let is_lost = self.is_lost();
         if let Some((imported, stream)) = lock(&self.open).take() {
             // Of what was never opened somebody else may have the place by now.
             if is_lost {
-                // P10: abandoned.
+                // O10: abandoned.
                 drop(imported);
             } else {
                 imported.idle(|_| ()).free(|buffer| {

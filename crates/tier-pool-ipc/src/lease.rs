@@ -20,9 +20,9 @@ pub(crate) struct Lease {
     pub(crate) session: Weak<Session>,
     /// Whether the import is kept between leases.
     pub(crate) is_kept: bool,
-    /// What its owner has yet to do to it (P4).
+    /// What its owner has yet to do to it (O4).
     pub(crate) ready: Ready,
-    /// Streams that used it (P5).
+    /// Streams that used it (O5).
     pub(crate) used: Streams,
 }
 
@@ -86,7 +86,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let used = self.used.take();
         let Some(session) = self.session.upgrade() else { return };
-        // What is not kept is freed before its owner hears that it was let go, and after all work on it (P6).
+        // What is not kept is freed before its owner hears that it was let go, and after all work on it (O6).
         let once = self.import.take().filter(|_| !self.is_kept);
         session.let_go(self.lease, self.number, used, once);
     }

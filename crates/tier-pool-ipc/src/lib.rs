@@ -113,7 +113,7 @@ impl Rung for PoolIpc {
             return Err(Refusal::new(Reason::NotOffered, detail));
         }
         if trust.token::<PeerTrust>().is_none() {
-            let what = "whoever has a pool may see all of it, and has to free in time (P7)";
+            let what = "whoever has a pool may see all of it, and has to free in time (O7)";
             return Err(Refusal::new(Reason::PeerNotTrusted, what));
         }
         let session = session::Session::new(Pair::read(&mine, &peer)?);

@@ -34,10 +34,10 @@ const SAID: usize = 1 << 14;
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Notice {
-    /// Numbers of allocations that need not be kept (P6).
+    /// Numbers of allocations that need not be kept (O6).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     x: Vec<u64>,
-    /// Numbers of the peer's that are freed here (P6).
+    /// Numbers of the peer's that are freed here (O6).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     f: Vec<u64>,
     /// Done-events of the peer's that are waited for, and may be used again.
@@ -49,7 +49,7 @@ struct Notice {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReceiptMeta {
-    /// What still runs on it there (P5).
+    /// What still runs on it there (O5).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     d: Vec<EventWire>,
     /// Its pool's number said nothing there.
@@ -76,7 +76,7 @@ struct Kept {
     pin: Pinned,
     /// The peer was told that nobody uses it any more.
     is_retired: bool,
-    /// A lease on it ended without a receipt: what the peer says of it is not enough (P9).
+    /// A lease on it ended without a receipt: what the peer says of it is not enough (O9).
     is_lost: bool,
 }
 
@@ -86,7 +86,7 @@ struct Exports {
     pools: Sent,
     /// By our number for the allocation.
     kept: HashMap<u64, Kept>,
-    /// What the peer may see for as long as it lives (P9).
+    /// What the peer may see for as long as it lives (O9).
     quarantine: Vec<Pinned>,
     /// To be told.
     retired: Vec<u64>,
@@ -255,7 +255,7 @@ impl Session {
         exports.pools.note(pool);
     }
 
-    /// A lease came home: what its owner enqueues from now on comes after what the peer still does (P5).
+    /// A lease came home: what its owner enqueues from now on comes after what the peer still does (O5).
     ///
     /// Of leases that are not out nothing is noted: a peer must not fill this table.
     pub(crate) fn released(&self, lease: LeaseId, said: &ReceiptMeta) {
@@ -273,7 +273,7 @@ impl Session {
             match self.events.wait_for(&said.d, &hold.block.order) {
                 Ok(waits) => tells = waits,
                 Err(fault) => {
-                    // Nobody here can tell when the peer is done with it: it is not home (P9).
+                    // Nobody here can tell when the peer is done with it: it is not home (O9).
                     tracing::warn!("memory that a peer still works on is given up: {fault}");
                     hold.block.spoil();
                     return;
@@ -361,7 +361,7 @@ impl Session {
             let exports = &mut *exports;
             (std::mem::take(&mut exports.kept), std::mem::take(&mut exports.quarantine), theirs)
         };
-        // P9: with its process went its mappings and its work.
+        // O9: with its process went its mappings and its work.
         let pins = kept.into_values().map(|kept| kept.pin).chain(quarantine);
         pins.for_each(|pin| drop(pin.dead(Dead(())).reclaim()));
         theirs.iter().for_each(|import| import.owner_is_gone());
@@ -485,7 +485,7 @@ impl Session {
         }
     }
 
-    /// Lets go of imports, and then tells the peer (P6).
+    /// Lets go of imports, and then tells the peer (O6).
     fn free(&self, gone: Vec<(u64, Arc<Import>)>) {
         let mut freed = Vec::new();
         for (number, import) in gone {
@@ -624,7 +624,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if !self.is_gone() {
-            // The peer may be there, and wait for events; what is pinned stays allocated (P9).
+            // The peer may be there, and wait for events; what is pinned stays allocated (O9).
             self.events.leave();
             let ready = std::mem::take(&mut *lock(&self.exports)).out;
             std::mem::forget(ready.into_values().filter_map(|out| out.ready).collect::<Vec<_>>());

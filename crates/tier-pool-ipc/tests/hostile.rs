@@ -157,7 +157,7 @@ fn lent(carrier: &dyn Carrier, receipt: Option<&str>) -> Outcome<u64> {
     digits.parse().map_err(text)
 }
 
-/// P7: what an importer may have is freed when it says so, after it was asked; and not a moment earlier, whatever it
+/// O7: what an importer may have is freed when it says so, after it was asked; and not a moment earlier, whatever it
 /// says.
 fn nothing_is_freed_because_a_peer_says_so() -> Outcome {
     let carrier = session()?;
@@ -187,7 +187,7 @@ fn nothing_is_freed_because_a_peer_says_so() -> Outcome {
     check(fault.reason() == Reason::OverCap, fault)
 }
 
-/// P9: a lease that ends without a receipt, or with one that cannot be waited for, leaves the memory in quarantine, out
+/// O9: a lease that ends without a receipt, or with one that cannot be waited for, leaves the memory in quarantine, out
 /// of which the peer's word does not get it, but its death does.
 fn a_lost_lease_is_quarantined_until_death_is_sure() -> Outcome {
     let _context = storage()?;
@@ -205,7 +205,7 @@ fn a_lost_lease_is_quarantined_until_death_is_sure() -> Outcome {
     Ok(())
 }
 
-/// P9: a session that ends while its peer may live leaves what the peer may see allocated.
+/// O9: a session that ends while its peer may live leaves what the peer may see allocated.
 fn a_session_that_ends_leaves_it_allocated() -> Outcome {
     let _context = storage()?;
     let before = count(Count::Ranges);
@@ -303,7 +303,7 @@ fn import_twice(link: &Link) -> Outcome {
     Ok(())
 }
 
-/// P8: what goes to a process on two ways is imported there once, and freed here when both ways have said that it is
+/// O8: what goes to a process on two ways is imported there once, and freed here when both ways have said that it is
 /// freed there.
 fn two_sessions_import_once() -> Outcome {
     let peer = Peer::start("pool").map_err(text)?;

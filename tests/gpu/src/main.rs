@@ -78,6 +78,10 @@ impl Table {
         self.all &= row.print(self.label, self.on_stand_in);
     }
 
+    fn heading(&self, of: &str) {
+        println!("{}     {of}", self.label);
+    }
+
     /// A part of it: one that ends early is a row of its own.
     fn part(&mut self, what: &str, rows: Result<Vec<Row>, Error>) {
         match rows {
@@ -92,6 +96,11 @@ fn serve() -> Result<bool, Error> {
     let Some(channel) = Channel::from_env()? else { return Ok(false) };
     channel.serve(Methods::new().on("take", |_| Ok(Value::Null)).on("echo", Ok))?;
     Ok(true)
+}
+
+/// Suites of the experimental rung are a section of their own.
+fn is_of_pools(name: &str) -> bool {
+    name.contains("pool")
 }
 
 /// Whether it is to run on the stand-in.
@@ -123,7 +132,11 @@ fn check() -> Result<bool, Error> {
     // What needs no other part comes even where that part ends early.
     table.part("refusals", refusals::rows());
     table.part("what several processes do", refusals::of_several());
-    suites::each(&folder, on_stand_in, |row| table.add(&row))?;
+    table.heading("rungs of devices");
+    suites::each(&folder, on_stand_in, |name| !is_of_pools(name), |row| table.add(&row))?;
+    table.heading("pool-ipc (experimental: docs/pool-ownership-contract.md)");
+    suites::each(&folder, on_stand_in, is_of_pools, |row| table.add(&row))?;
+    table.heading("figures");
     table.part("hops", figures::hops(on_stand_in));
     table.part("copies on the device", figures::copies(on_stand_in));
     table.part("copies to the host", figures::to_the_host(on_stand_in));

@@ -10,11 +10,12 @@ use crate::{Error, Row};
 /// What one may take: a driver that hangs takes no other's results along.
 const LIMIT: Duration = Duration::from_secs(150);
 
-/// Runs every program of the folder whose name begins with `suite-`, and tells of each when it has ended. What it said
+/// Runs every program of the folder whose name begins with `suite-`, of those that are asked for, and tells of each when it has ended. What it said
 /// goes into the folder that `OUT` names, or into this one.
 pub(crate) fn each(
     folder: &Path,
     on_stand_in: bool,
+    is_of_it: fn(&str) -> bool,
     mut tell: impl FnMut(Row),
 ) -> Result<(), Error> {
     let out = std::env::var_os("OUT").map_or_else(|| folder.to_path_buf(), PathBuf::from);
@@ -22,7 +23,8 @@ pub(crate) fn each(
     names.sort_by_key(std::fs::DirEntry::file_name);
     for entry in names {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let Some(suite) = name.strip_prefix("suite-").filter(|name| !name.contains('.')) else {
+        let is_suite = |name: &&str| !name.contains('.') && is_of_it(name);
+        let Some(suite) = name.strip_prefix("suite-").filter(is_suite) else {
             continue;
         };
         let started = Instant::now();

@@ -8,15 +8,15 @@ pub type Id = u64;
 /// By which rules the processes go: the contract's, or one of those that it is there to rule out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rules {
-    /// P6, P7: an importer frees what it imported, and says so, before its owner does.
+    /// O6, O7: an importer frees what it imported, and says so, before its owner does.
     pub importer_frees: bool,
-    /// P3: the owner holds the memory while a lease is out; otherwise while a cache of its does.
+    /// O3: the owner holds the memory while a lease is out; otherwise while a cache of its does.
     pub leases_pin: bool,
-    /// P4: whoever imports waits for what its owner has enqueued.
+    /// O4: whoever imports waits for what its owner has enqueued.
     pub ready_events: bool,
-    /// P8: a pointer is imported once, however many leases there are.
+    /// O8: a pointer is imported once, however many leases there are.
     pub one_import: bool,
-    /// P5: whoever owns waits for what an importer has enqueued.
+    /// O5: whoever owns waits for what an importer has enqueued.
     pub done_events: bool,
 }
 
@@ -243,7 +243,7 @@ pub enum Step {
     Free {
         a: Id,
     },
-    /// A cache of the owner's lets go of it (rules without P3).
+    /// A cache of the owner's lets go of it (rules without O3).
     Evict {
         a: Id,
     },
@@ -350,7 +350,7 @@ impl State {
                 self.owner_lives()?;
                 let stream = VecDeque::from([Work::Write]);
                 let first = Allocation { stream, written: 1, ..Allocation::default() };
-                need(self.allocations.insert(a, first).is_none(), "P1: a number is used once")?;
+                need(self.allocations.insert(a, first).is_none(), "O1: a number is used once")?;
             }
             Step::Write { a } => {
                 self.owner_lives()?;
@@ -358,7 +358,7 @@ impl State {
                 need(!allocation.is_let_go && allocation.free == Free::Not, "it was let go")?;
                 let is_home =
                     allocation.pairs.values().all(|pair| pair.out.is_empty() && !pair.is_lost);
-                need(is_home || !rules.leases_pin, "P3: nothing is written while it is lent")?;
+                need(is_home || !rules.leases_pin, "O3: nothing is written while it is lent")?;
                 allocation.written = allocation.written.saturating_add(1);
                 allocation.stream.push_back(Work::Write);
             }
@@ -366,10 +366,10 @@ impl State {
                 self.owner_lives()?;
                 self.are_connected(i)?;
                 let allocation = self.allocation(a)?;
-                need(!allocation.is_let_go, "P3: what was let go is lent to nobody")?;
+                need(!allocation.is_let_go, "O3: what was let go is lent to nobody")?;
                 let version = allocation.written;
                 let pair = allocation.pairs.entry(i).or_default();
-                need(pair.out.insert(lease), "P1: a lease is used once")?;
+                need(pair.out.insert(lease), "O1: a lease is used once")?;
                 pair.lent = pair.lent.saturating_add(1);
                 pair.may_be_imported |= keep && rules.importer_frees;
                 pair.there.insert(Message::Parcel { lease, version, keep });
@@ -378,14 +378,14 @@ impl State {
                 self.owner_lives()?;
                 let pair = self.pair(a, i)?;
                 let sent = pair.there.iter().copied().find(|message| is_parcel(message, lease));
-                let sent = sent.ok_or("P2: it is on its way")?;
+                let sent = sent.ok_or("O2: it is on its way")?;
                 pair.there.remove(&sent);
-                need(pair.out.remove(&lease), "P1: a lease ends once")?;
+                need(pair.out.remove(&lease), "O1: a lease ends once")?;
             }
             Step::Lose { a, i, lease } => {
                 self.owner_lives()?;
                 let pair = self.pair(a, i)?;
-                need(pair.out.remove(&lease), "P1: a lease ends once")?;
+                need(pair.out.remove(&lease), "O1: a lease ends once")?;
                 pair.is_lost = true;
             }
             Step::Import { a, i, lease } => self.import(rules, a, i, lease)?,
@@ -398,9 +398,9 @@ impl State {
             }
             Step::Use { a, i, lease } => {
                 let importer = self.importer_lives(i)?;
-                need(!importer.knows_owner_dead, "P10: what its owner took along is not used")?;
+                need(!importer.knows_owner_dead, "O10: what its owner took along is not used")?;
                 let held = self.pair(a, i)?.held.get_mut(&lease).ok_or("no such lease")?;
-                need(held.is_held, "P5: nothing is enqueued after a lease was let go")?;
+                need(held.is_held, "O5: nothing is enqueued after a lease was let go")?;
                 held.pending += 1;
             }
             Step::Release { a, i, lease } => self.release(rules, a, i, lease)?,
@@ -433,10 +433,10 @@ impl State {
                     .map(|(i, _)| *i)
                     .collect();
                 let allocation = self.allocation(a)?;
-                need(!allocation.is_let_go, "P1: it is let go once")?;
+                need(!allocation.is_let_go, "O1: it is let go once")?;
                 let home = |(i, pair): (&Id, &Pair)| pair.out.is_empty() || quarantined.contains(i);
                 let is_home = allocation.pairs.iter().all(home);
-                need(is_home || !rules.leases_pin, "P3: a lease pins it")?;
+                need(is_home || !rules.leases_pin, "O3: a lease pins it")?;
                 allocation.is_let_go = true;
                 for (i, pair) in &mut allocation.pairs {
                     if pair.may_be_imported && connected.contains(i) {
@@ -457,11 +457,11 @@ impl State {
             Step::FreeImport { a, i } => {
                 let importer = self.importer_lives(i)?;
                 need(rules.importer_frees, "nobody frees imports")?;
-                need(!importer.knows_owner_dead, "P10: what its owner took along is not freed")?;
+                need(!importer.knows_owner_dead, "O10: what its owner took along is not freed")?;
                 let pair = self.pair(a, i)?;
-                need(!pair.is_held(), "P6: not while a lease is held")?;
-                need(pair.is_retired || importer.is_cut_off, "P6: not before it is retired")?;
-                need(!pair.is_working(), "P6: after all work on it")?;
+                need(!pair.is_held(), "O6: not while a lease is held")?;
+                need(pair.is_retired || importer.is_cut_off, "O6: not before it is retired")?;
+                need(!pair.is_working(), "O6: after all work on it")?;
                 if !std::mem::take(&mut pair.is_imported) {
                     self.wrong.insert(Wrong::FreedTwice);
                     return Ok(());
@@ -482,18 +482,18 @@ impl State {
             Step::Free { a } => {
                 self.owner_lives()?;
                 let allocation = self.allocation(a)?;
-                need(allocation.is_let_go, "P3: not while it is used")?;
+                need(allocation.is_let_go, "O3: not while it is used")?;
                 need(
                     allocation.pairs.values().all(Pair::is_clear),
-                    "P7: not before importers did",
+                    "O7: not before importers did",
                 )?;
-                need(allocation.free == Free::Not, "P7: once")?;
+                need(allocation.free == Free::Not, "O7: once")?;
                 allocation.free = Free::Enqueued;
                 allocation.stream.push_back(Work::Free);
             }
             Step::Evict { a } => {
                 self.owner_lives()?;
-                need(!rules.leases_pin, "P3: a lease pins it")?;
+                need(!rules.leases_pin, "O3: a lease pins it")?;
                 let allocation = self.allocation(a)?;
                 need(allocation.free == Free::Not, "once")?;
                 allocation.is_let_go = true;
@@ -502,7 +502,7 @@ impl State {
             }
             Step::KnowDead { i } => {
                 self.owner_lives()?;
-                need(self.importer(i)?.is_dead, "P9: the dead alone are known to be dead")?;
+                need(self.importer(i)?.is_dead, "O9: the dead alone are known to be dead")?;
                 self.importer(i)?.is_known_dead = true;
                 for allocation in self.allocations.values_mut() {
                     if let Some(pair) = allocation.pairs.get_mut(&i) {
@@ -511,7 +511,7 @@ impl State {
                 }
             }
             Step::KnowOwnerDead { i } => {
-                need(self.owner_is_dead, "P9: the dead alone are known to be dead")?;
+                need(self.owner_is_dead, "O9: the dead alone are known to be dead")?;
                 self.importer_lives(i)?;
                 let importer = self.importer(i)?;
                 need(!importer.knows_owner_dead, "it knows")?;
@@ -559,7 +559,7 @@ impl State {
 
     fn import(&mut self, rules: Rules, a: Id, i: Id, lease: Id) -> Result<(), Refused> {
         let importer = self.importer_lives(i)?;
-        need(!importer.knows_owner_dead, "P10: what its owner took along is not imported")?;
+        need(!importer.knows_owner_dead, "O10: what its owner took along is not imported")?;
         let pair = self.pair(a, i)?;
         let sent = pair.there.iter().copied().find(|message| is_parcel(message, lease));
         let Some(sent @ Message::Parcel { version, keep, .. }) = sent else {
@@ -579,11 +579,11 @@ impl State {
         let importer = self.importer_lives(i)?;
         let pair = self.pair(a, i)?;
         let held = pair.held.get_mut(&lease).ok_or("no such lease")?;
-        need(std::mem::take(&mut held.is_held), "P1: a lease is let go once")?;
+        need(std::mem::take(&mut held.is_held), "O1: a lease is let go once")?;
         let is_done = held.pending == 0;
         if rules.importer_frees && !pair.is_kept && !pair.is_held() && !importer.knows_owner_dead {
-            // P6: what is not kept is freed before its last receipt, after all work on it.
-            need(!pair.is_working(), "P6: after all work on it")?;
+            // O6: what is not kept is freed before its last receipt, after all work on it.
+            need(!pair.is_working(), "O6: after all work on it")?;
             pair.is_imported = false;
             pair.held.clear();
         } else if is_done {
@@ -603,7 +603,7 @@ impl State {
             Work::Wait(i, lease) => {
                 let held = allocation.pairs.get(&i).and_then(|pair| pair.held.get(&lease));
                 let is_working = held.is_some_and(|held| held.pending > 0);
-                need(!is_working, "P5: after what importers have enqueued")?;
+                need(!is_working, "O5: after what importers have enqueued")?;
             }
             Work::Free => {
                 allocation.free = Free::Ran;
@@ -624,7 +624,7 @@ impl State {
         let held = pair.held.get_mut(&lease).ok_or("no such lease")?;
         need(held.pending > 0, "nothing is to run")?;
         if rules.ready_events && !owner_is_dead {
-            need(ran >= held.version, "P4: after what its owner has enqueued")?;
+            need(ran >= held.version, "O4: after what its owner has enqueued")?;
         }
         held.pending -= 1;
         let version = held.version;

@@ -105,7 +105,10 @@ fn an_import_for_each_lease_is_one_too_many() {
 #[test]
 #[ignore = "takes long: cargo xtask model"]
 fn more_of_everything() {
-    holds("two importers of two leases", Bounds { leases: 2, ..Bounds::default() });
-    holds("three importers", Bounds { importers: 3, writes: 1, ..Bounds::default() });
-    holds("one importer of three leases", Bounds { leases: 3, uses: 2, ..one() });
+    holds("one importer of three leases", Bounds { leases: 3, ..one() });
+    let two = Bounds { leases: 2, writes: 1, ..Bounds::default() };
+    holds("two importers of two leases", Bounds { ends: false, ..two.clone() });
+    holds("two importers of two leases, not kept", Bounds { keep: false, ..two.clone() });
+    holds("three importers", Bounds { importers: 3, writes: 1, ends: false, ..Bounds::default() });
+    holds("two importers of two leases, which die", two);
 }
