@@ -211,6 +211,8 @@ fn print_table(report: &Report, outcome: Outcome, checks: &[Check]) -> io::Resul
 #[derive(Serialize)]
 struct Row<'a> {
     rung: &'a str,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    experimental: bool,
     memory: String,
     from_here: Told,
     to_here: Told,
@@ -231,6 +233,7 @@ fn print_json(report: &Report, outcome: Outcome, checks: &[Check]) -> io::Result
     let row = |rung: &RungReport| -> Vec<Row<'_>> {
         let row = |proof: &Proof| Row {
             rung: report.rung(&rung.rung).map_or("", |rung| rung.rung.as_str()),
+            experimental: rung.rung.is_experimental(),
             memory: proof.device.to_string(),
             from_here: Told::of(&proof.sending),
             to_here: Told::of(&proof.receiving),

@@ -93,6 +93,25 @@ fn devices_are_listed_and_proven() -> Outcome {
     check(says("STAND-IN, no device is there") && says("(at least 11.4)"), cuda)
 }
 
+/// The experimental rung is there where it is asked for, proven on every device, and called what it is.
+fn an_experiment_is_asked_for_and_called_one() -> Outcome {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ladder"));
+    command.envs(testkit::stand_in::environment().unwrap());
+    let output = command.args(["doctor", "--json", "--experimental-pool-ipc"]).output().unwrap();
+    let json: Json = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    let rungs = json["rungs"].as_array().ok_or("rungs")?;
+    let pools: Vec<&Json> = rungs.iter().filter(|row| row["experimental"] == true).collect();
+    let is_proven = |row: &&&Json| {
+        let is = |way: &str| row[way]["verdict"] == "verified";
+        row["rung"] == "pool-ipc" && is("from_here") && is("to_here")
+    };
+    check(pools.len() == 2 && pools.iter().filter(is_proven).count() == 2, rungs)?;
+    // A worker that does not ask for it is no fault.
+    let output = doctor("plain", &["--experimental-pool-ipc"]);
+    let table = text(&output.stdout);
+    check(output.status.code() == Some(0) && table.contains("pool-ipc (experimental)"), table)
+}
+
 /// A rung that the worker has not is no fault, and the reason and the remedy stand beside it.
 fn what_is_missing_is_told() -> Outcome {
     let output = doctor("plain", &["--json"]);
@@ -148,6 +167,7 @@ fn main() -> ExitCode {
     run_serially(trials![
         all_is_well_with_itself,
         devices_are_listed_and_proven,
+        an_experiment_is_asked_for_and_called_one,
         what_is_missing_is_told,
         a_worker_that_is_refused_is_status_2_with_the_report,
         what_is_no_worker_is_one_clear_line,
