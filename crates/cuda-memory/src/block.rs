@@ -191,8 +191,7 @@ fn ask(buffer: &Buffer) -> Result<Legacy, Refusal> {
 /// The users' hold on a block: with the last of them sessions are told.
 #[derive(Debug)]
 pub struct Hold {
-    /// Which.
-    pub block: Arc<Block>,
+    block: Arc<Block>,
 }
 
 /// What is lent to a peer in this very process, by a secret of the lease: whoever has that was lent it. A peer elsewhere
@@ -236,6 +235,12 @@ impl Hold {
     #[must_use]
     pub fn new(block: Block) -> Arc<Self> {
         Arc::new(Self { block: Arc::new(block) })
+    }
+
+    /// Which.
+    #[must_use]
+    pub fn block(&self) -> &Arc<Block> {
+        &self.block
     }
 
     /// One that is lent here.

@@ -147,8 +147,8 @@ impl EventWire {
     }
 }
 
-/// Done-events of one receipt, at most: as many streams as used one lease.
-const DONE: usize = 64;
+/// Done-events of one receipt, at most: as many streams as used one lease; for more of them its receipt waits.
+pub const DONE: usize = 64;
 
 /// What is left to do before a lease's owner may go on.
 #[derive(Debug)]

@@ -35,6 +35,10 @@ pub enum Source {
     Theirs(Arc<dyn Borrowed>),
 }
 
+/// What only this crate can make.
+#[derive(Debug)]
+pub struct Inside(());
+
 /// A lease on memory of a peer's, as the rung that borrowed it keeps it.
 pub trait Borrowed: Any + fmt::Debug + Send + Sync {
     /// Where the memory is.
@@ -43,12 +47,13 @@ pub trait Borrowed: Any + fmt::Debug + Send + Sync {
     /// What storages of the same memory have in common.
     fn serial(&self) -> u64;
 
-    /// All of the memory that was borrowed.
+    /// All of the memory that was borrowed; for this crate alone, which lends no more of it than an address: whoever kept
+    /// it would have it mapped after it was given back.
     ///
     /// # Errors
     ///
     /// [`Reason::OwnerGone`], or what the driver answers.
-    fn open(&self) -> Result<Buffer, Fault>;
+    fn open(&self, inside: Inside) -> Result<Buffer, Fault>;
 
     /// A stream for copies to the host.
     ///
@@ -121,8 +126,8 @@ impl CudaMemory {
     /// The memory itself.
     fn buffer(&self) -> Result<Buffer, Fault> {
         let whole = match &self.source {
-            Source::Own(hold, _) => hold.block.buffer.clone(),
-            Source::Theirs(lease) => lease.open()?,
+            Source::Own(hold, _) => hold.block().buffer.clone(),
+            Source::Theirs(lease) => lease.open(Inside(()))?,
         };
         let end = self.offset.checked_add(self.len).ok_or(Reason::OutOfBounds)?;
         Ok(whole.part(self.offset..end)?)
@@ -137,7 +142,7 @@ impl CudaMemory {
     pub fn on(&self, stream: &Stream) -> Result<Use<'_>, Refusal> {
         let buffer = self.buffer()?;
         match &self.source {
-            Source::Own(hold, _) => stream.after(&hold.block.order)?,
+            Source::Own(hold, _) => stream.after(&hold.block().order)?,
             Source::Theirs(lease) => {
                 lease.order(stream)?;
                 lease.note(stream)?;
@@ -215,7 +220,7 @@ impl Drop for Use<'_> {
         or_wait(
             &self.stream,
             match &self.memory.source {
-                Source::Own(hold, _) => hold.block.order.after(&self.stream),
+                Source::Own(hold, _) => hold.block().order.after(&self.stream),
                 // By now the work is enqueued; what is let go asks all streams that were noted.
                 Source::Theirs(lease) => lease.note(&self.stream),
             },
@@ -230,7 +235,7 @@ impl Memory for CudaMemory {
 
     fn device(&self) -> Device {
         match &self.source {
-            Source::Own(hold, _) => hold.block.buffer.device(),
+            Source::Own(hold, _) => hold.block().buffer.device(),
             Source::Theirs(lease) => lease.device(),
         }
     }
@@ -241,7 +246,7 @@ impl Memory for CudaMemory {
 
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
         if let Source::Own(hold, _) = &self.source
-            && let Some((contents, _)) = &hold.block.contents
+            && let Some((contents, _)) = &hold.block().contents
         {
             let from = self
                 .offset
@@ -251,7 +256,7 @@ impl Memory for CudaMemory {
             return Ok(());
         }
         let stream = match &self.source {
-            Source::Own(hold, _) => hold.block.order.clone(),
+            Source::Own(hold, _) => hold.block().order.clone(),
             Source::Theirs(lease) => lease.reads()?,
         };
         let used = self.on(&stream)?;
@@ -260,7 +265,7 @@ impl Memory for CudaMemory {
 
     fn block(&self) -> u64 {
         let serial = match &self.source {
-            Source::Own(hold, _) => hold.block.serial,
+            Source::Own(hold, _) => hold.block().serial,
             Source::Theirs(lease) => lease.serial(),
         };
         // Apart from the numbers of other rungs.

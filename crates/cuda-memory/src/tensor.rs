@@ -66,7 +66,7 @@ impl DeviceTensorMut {
     /// Its device.
     #[must_use]
     pub fn device(&self) -> Device {
-        self.hold.block.buffer.device()
+        self.hold.block().buffer.device()
     }
 
     /// Bytes from the host into all of it, in C order and little-endian.
@@ -79,7 +79,7 @@ impl DeviceTensorMut {
             let detail = format!("{} bytes into {}", bytes.len(), self.layout.byte_count());
             return Err(Refusal::new(Reason::ShapeMismatch, detail));
         }
-        self.hold.block.buffer.write_at(0, bytes, &self.hold.block.order)
+        self.hold.block().buffer.write_at(0, bytes, &self.hold.block().order)
     }
 
     /// Its memory, for work that writes it on a stream; enqueued before the guard is dropped.
@@ -88,7 +88,7 @@ impl DeviceTensorMut {
     ///
     /// What the driver answers.
     pub fn on(&mut self, stream: &Stream) -> Result<UseMut<'_>, Refusal> {
-        stream.after(&self.hold.block.order)?;
+        stream.after(&self.hold.block().order)?;
         Ok(UseMut { tensor: self, stream: stream.clone() })
     }
 
@@ -113,8 +113,8 @@ impl DeviceTensorMut {
         let may = |memory: &CudaMemory| match memory.source() {
             Source::Own(hold, false) => {
                 Arc::strong_count(hold) == 1
-                    && hold.block.may_be_written()
-                    && hold.block.is_born_for_peers()
+                    && hold.block().may_be_written()
+                    && hold.block().is_born_for_peers()
             }
             _ => false,
         };
@@ -137,7 +137,7 @@ impl UseMut<'_> {
     /// Where it begins.
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.tensor.hold.block.buffer.address()
+        self.tensor.hold.block().buffer.address()
     }
 
     /// Enqueues a copy of other memory of this device to the beginning of this, which is at least as long.
@@ -147,7 +147,7 @@ impl UseMut<'_> {
     /// [`Reason::OutOfBounds`], or what the driver answers.
     pub fn copy_from(&self, from: &Use<'_>) -> Result<(), Refusal> {
         self.stream.after(from.stream())?;
-        self.tensor.hold.block.buffer.copy_from(from.buffer(), &self.stream)?;
+        self.tensor.hold.block().buffer.copy_from(from.buffer(), &self.stream)?;
         from.stream().after(&self.stream)
     }
 
@@ -157,7 +157,7 @@ impl UseMut<'_> {
     ///
     /// What the driver answers.
     pub fn fill(&self, byte: u8) -> Result<(), Refusal> {
-        self.tensor.hold.block.buffer.fill(byte, &self.stream)
+        self.tensor.hold.block().buffer.fill(byte, &self.stream)
     }
 
     /// The stream that it may be written on.
@@ -169,7 +169,7 @@ impl UseMut<'_> {
 
 impl Drop for UseMut<'_> {
     fn drop(&mut self) {
-        or_wait(&self.stream, self.tensor.hold.block.order.after(&self.stream));
+        or_wait(&self.stream, self.tensor.hold.block().order.after(&self.stream));
     }
 }
 

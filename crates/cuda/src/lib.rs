@@ -75,6 +75,6 @@ pub use driver::{DeviceInfo, Driver, driver};
 pub use host::Registered;
 pub use ipc::MemHandle;
 pub use memory::{Attributes, Buffer};
-pub use pool::{ExportedPool, PointerHandle, Pool};
+pub use pool::{ExportedPool, PointerHandle, Pool, WeakPool};
 pub use slices::SliceView;
 pub use stream::{Event, EventHandle, Stream};

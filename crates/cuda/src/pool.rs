@@ -8,7 +8,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use cudarc::driver::sys::{CUdeviceptr, CUmemPoolPtrExportData, CUmemoryPool};
 use rung::{Fault, Reason, Refusal};
@@ -87,6 +87,12 @@ impl Pool {
             unsafe { (entered.driver().functions.cuMemPoolCreate)(&raw mut raw, &raw const props) };
         entered.check("cuMemPoolCreate", code)?;
         Ok(Self(Arc::new(Owned::new(context, raw, false))))
+    }
+
+    /// Something that is this pool for as long as anybody else has it.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakPool {
+        WeakPool(Arc::downgrade(&self.0))
     }
 
     /// A number that no other pool of this process has.
@@ -226,6 +232,18 @@ impl Pool {
         let before = address.checked_sub(base).and_then(|before| usize::try_from(before).ok());
         let len = before.and_then(|before| size.checked_sub(before)).ok_or(Reason::OutOfBounds)?;
         Ok(buffer.with_len(len))
+    }
+}
+
+/// A pool that others keep, or nobody does any more.
+#[derive(Debug, Clone, Default)]
+pub struct WeakPool(Weak<Owned>);
+
+impl WeakPool {
+    /// The pool, if it is still there.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Pool> {
+        self.0.upgrade().map(Pool)
     }
 }
 

@@ -103,6 +103,8 @@ impl Deref for Worker {
 #[derive(Default)]
 pub struct WorkerBuilder {
     ladder: Ladder,
+    #[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+    pools: Option<crate::Contract>,
     trust: Option<PeerTrust>,
     options: Options,
     handler: Option<Arc<dyn Handler + Send + Sync>>,
@@ -130,7 +132,7 @@ impl WorkerBuilder {
     #[cfg(all(feature = "pool-ipc", target_os = "linux"))]
     #[must_use]
     pub fn experimental_pool_ipc(mut self, contract: crate::Contract) -> Self {
-        self.ladder = self.ladder.experimental_pool_ipc(contract);
+        self.pools = Some(contract);
         self
     }
 
@@ -198,12 +200,19 @@ impl WorkerBuilder {
     /// Where the program cannot be started, ends, hangs, or speaks something else.
     pub fn greet(self, command: Command) -> Result<Unproven<Worker>, ConnectError> {
         let (process, link) = command.spawn()?;
+        #[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+        let ladder = match self.pools {
+            Some(contract) => self.ladder.experimental_pool_ipc(contract),
+            None => self.ladder,
+        };
+        #[cfg(not(all(feature = "pool-ipc", target_os = "linux")))]
+        let ladder = self.ladder;
         let process = Arc::new(process);
         let trust = self
             .trust
             .or_else(|| PeerTrust::same_executable(process.pid()).ok())
             .map_or(Trust::none(), Trust::carrying);
-        let core = greet(link, Role::Host, &self.ladder, &trust, self.options, Some(process))?;
+        let core = greet(link, Role::Host, &ladder, &trust, self.options, Some(process))?;
         Ok(Unproven::new(core, self.handler))
     }
 }

@@ -56,6 +56,12 @@ impl Sent {
         self.0.is_empty()
     }
 
+    /// Whether the peer has it for sure.
+    #[must_use]
+    pub fn is_held(&self, number: u64) -> bool {
+        self.0.get(&number) == Some(&Known::Held)
+    }
+
     /// A lease on something goes out; `may_keep`: whether the peer may keep one thing more.
     pub fn name(&mut self, number: u64, lease: LeaseId, may_keep: bool) -> Naming {
         match self.0.get(&number) {

@@ -136,7 +136,7 @@ impl CudaCarrier {
 
     /// Ours, as it is.
     fn own(&self, hold: &Arc<Hold>, offset: usize) -> Result<Lending, Refusal> {
-        let block = &hold.block;
+        let block = hold.block();
         let (number, size, from) = match self.kind {
             Kind::Legacy => {
                 let legacy = block.legacy()?;
@@ -209,9 +209,9 @@ impl CudaCarrier {
     /// What it is mapped by.
     fn source(&self, storage: &Storage, hold: Option<&Arc<Hold>>) -> Result<Source, Refusal> {
         match (hold, self.kind) {
-            (Some(hold), Kind::Legacy) => Ok(Source::Legacy(hold.block.legacy()?.handle)),
+            (Some(hold), Kind::Legacy) => Ok(Source::Legacy(hold.block().legacy()?.handle)),
             (Some(hold), Kind::Shareable) => {
-                let shareable = hold.block.buffer.as_shareable().ok_or(Reason::OtherAllocator)?;
+                let shareable = hold.block().buffer.as_shareable().ok_or(Reason::OtherAllocator)?;
                 Ok(Source::Descriptor(shareable.descriptor()?))
             }
             (None, _) => borrowed(storage).ok_or(Reason::OtherKind)?.import()?.source(),
@@ -221,8 +221,8 @@ impl CudaCarrier {
     /// Copied once, on the device.
     fn staged(&self, memory: &CudaMemory) -> Result<Lending, Refusal> {
         let hold = self.session.staging.take(memory.device(), memory.range().len())?;
-        let order = hold.block.order.clone();
-        memory.on(&order)?.copy_to(&hold.block.buffer)?;
+        let order = hold.block().order.clone();
+        memory.on(&order)?.copy_to(&hold.block().buffer)?;
         Ok(Lending { copies: 1, staged: true, ..self.own(&hold, 0)? })
     }
 
@@ -242,7 +242,7 @@ impl CudaCarrier {
             && !lending.staged
         {
             // Nobody can take the peer's mapping from it (L8).
-            hold.block.spoil();
+            hold.block().spoil();
         }
         let one_process = self.session.pair.is_one_process;
         let token = match hold.as_ref().filter(|_| one_process) {
@@ -268,9 +268,9 @@ impl CudaCarrier {
         match (&owner.hold, borrowed(storage)) {
             (Some(hold), _) if naming.keep => {
                 if self.kind == Kind::Legacy {
-                    self.session.keep(&hold.block);
+                    self.session.keep(hold.block());
                 }
-                hold.block.watch(&self.session);
+                hold.block().watch(&self.session);
             }
             (None, Some(lease)) if lending.returned.is_none() => {
                 lease.import()?.watch(&self.session);
@@ -316,14 +316,14 @@ impl CudaCarrier {
         }
         let found = out.into_iter().find_map(|hold| {
             let from = match self.kind {
-                Kind::Legacy => hold.block.legacy().ok()?.offset,
+                Kind::Legacy => hold.block().legacy().ok()?.offset,
                 Kind::Shareable => {
-                    let shareable = hold.block.buffer.as_shareable()?;
-                    hold.block.buffer.offset_in(shareable)?
+                    let shareable = hold.block().buffer.as_shareable()?;
+                    hold.block().buffer.offset_in(shareable)?
                 }
             };
             let offset = meta.o.checked_sub(from)?;
-            let fits = offset.checked_add(len)? <= hold.block.buffer.len();
+            let fits = offset.checked_add(len)? <= hold.block().buffer.len();
             fits.then_some((hold, offset))
         });
         let (hold, offset) = found.ok_or_else(|| {
@@ -402,7 +402,7 @@ impl CudaCarrier {
 
     /// Whether a block can be shown to the peer as it is: a stranger sees all of its allocation.
     fn goes_as_it_is(&self, hold: &Hold) -> bool {
-        let buffer = &hold.block.buffer;
+        let buffer = &hold.block().buffer;
         buffer.as_shareable().is_some_and(|shareable| {
             let (size, len) = (shareable.len(), buffer.len());
             let at = buffer.offset_in(shareable);
@@ -592,7 +592,7 @@ impl Drop for Lent {
             return;
         }
         let lookers = self.session.end(self.lease);
-        let lent_on = self.hold.as_ref().is_some_and(|hold| hold.block.was_lent_on());
+        let lent_on = self.hold.as_ref().is_some_and(|hold| hold.block().was_lent_on());
         let may_be_mapped = match lookers {
             Lookers::Nobody => false,
             Lookers::Heirs => lent_on,
@@ -602,14 +602,14 @@ impl Drop for Lent {
             // Freeing what somebody may have mapped is undefined behaviour of the driver's: it stays for good.
             std::mem::forget(self.storage.take());
             if let Some(hold) = &self.hold {
-                std::mem::forget(Arc::clone(&hold.block));
+                std::mem::forget(Arc::clone(hold.block()));
             }
         }
         let Some(hold) = self.hold.take() else { return };
         match lookers {
             Lookers::Nobody if self.staged => return self.session.staging.give(hold),
             Lookers::Nobody => {}
-            Lookers::Heirs | Lookers::Somebody => hold.block.spoil(),
+            Lookers::Heirs | Lookers::Somebody => hold.block().spoil(),
         }
         // Its users may have let go: freeing waits for the device, and whoever reads the socket is here.
         let storage = self.storage.take();

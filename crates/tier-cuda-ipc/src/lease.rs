@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use cuda::{Buffer, Context, Stream};
 use cuda_memory::events::{EventWire, Ready, Streams};
-use cuda_memory::memory::Borrowed;
+use cuda_memory::memory::{Borrowed, Inside};
 use rung::{Device, Fault, LeaseId, Reason, Refusal};
 
 use crate::import::Import;
@@ -61,7 +61,7 @@ impl Borrowed for Lease {
         self.import.as_ref().map_or(0, |import| import.serial)
     }
 
-    fn open(&self) -> Result<Buffer, Fault> {
+    fn open(&self, _: Inside) -> Result<Buffer, Fault> {
         self.import()?.open()
     }
 

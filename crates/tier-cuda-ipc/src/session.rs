@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cuda::Stream;
 use cuda_memory::block::{Block, Hold, Watcher, serial};
-use cuda_memory::events::{EventWire, Exchange, Ours, Unfinished};
+use cuda_memory::events::{DONE, EventWire, Exchange, Ours, Unfinished};
 use cuda_memory::lock;
 use cuda_memory::offer::Pair;
 use rung::sent::{Naming as How, Sent};
@@ -278,15 +278,15 @@ impl Session {
         drop(exports);
         let mut tells = false;
         if let Some(hold) = &hold {
-            match self.events.wait_for(&said.d, &hold.block.order) {
+            match self.events.wait_for(&said.d, &hold.block().order) {
                 Ok(waits) => tells = waits,
                 Err(fault) => {
                     // Nobody here can tell when the peer is done with it, so it is never used again; what the driver
                     // does not count is not freed either.
                     tracing::warn!("memory that a peer still works on is given up: {fault}");
-                    hold.block.spoil();
-                    if hold.block.buffer.as_shareable().is_none() {
-                        lock(&self.exports).given_up.push(Arc::clone(&hold.block));
+                    hold.block().spoil();
+                    if hold.block().buffer.as_shareable().is_none() {
+                        lock(&self.exports).given_up.push(Arc::clone(hold.block()));
                     }
                 }
             }
@@ -294,7 +294,7 @@ impl Session {
         if said.l
             && let Some(hold) = &hold
         {
-            hold.block.note_lent_on();
+            hold.block().note_lent_on();
         }
         exports = lock(&self.exports);
         if said.u {
@@ -534,7 +534,8 @@ impl Session {
     ) {
         let mut finished: Vec<Done> = once.into_iter().map(Done::Unmap).collect();
         for stream in used {
-            let used = self.events.used(&self.pair, stream, !settles);
+            let may_wait = !settles && finished.len() < DONE;
+            let used = self.events.used(&self.pair, stream, may_wait);
             finished.extend(used.map(Done::Used));
         }
         if !finished.is_empty() {
@@ -640,7 +641,8 @@ impl Session {
             let mut exports = lock(&self.exports);
             for number in l {
                 let out = exports.out.values().filter(|out| out.number == number);
-                out.filter_map(|out| out.hold.as_ref()).for_each(|hold| hold.block.note_lent_on());
+                out.filter_map(|out| out.hold.as_ref())
+                    .for_each(|hold| hold.block().note_lent_on());
             }
             // Of what the peer was not told to unmap it has nothing to say.
             let said: Vec<&u64> =

@@ -34,17 +34,17 @@ impl Staging {
     /// A block of a device for so many bytes.
     pub(crate) fn take(&self, device: Device, len: usize) -> Result<Arc<Hold>, Refusal> {
         let fits = |hold: &Arc<Hold>| {
-            let buffer = &hold.block.buffer;
+            let buffer = &hold.block().buffer;
             // A peer that is not done with it keeps nobody waiting.
             buffer.device() == device
                 && buffer.len() >= len
                 && buffer.len() / 2 <= class(len)
-                && hold.block.order.is_done().unwrap_or(false)
+                && hold.block().order.is_done().unwrap_or(false)
         };
         {
             let mut idle = lock(&self.idle);
             let best = idle.iter().enumerate().filter(|(_, hold)| fits(hold));
-            let best = best.min_by_key(|(_, hold)| hold.block.buffer.len()).map(|(at, _)| at);
+            let best = best.min_by_key(|(_, hold)| hold.block().buffer.len()).map(|(at, _)| at);
             if let Some(at) = best {
                 return Ok(idle.swap_remove(at));
             }
@@ -66,14 +66,15 @@ impl Staging {
     /// Its lease is home.
     pub(crate) fn give(&self, hold: Arc<Hold>) {
         // Somebody may still look at it, or it came back and is held, or lent on.
-        if !hold.block.may_be_written() || Arc::strong_count(&hold) > 1 {
+        if !hold.block().may_be_written() || Arc::strong_count(&hold) > 1 {
             return forget(hold);
         }
         let mut idle = lock(&self.idle);
         idle.push(hold);
         let mut over = Vec::new();
-        let bytes =
-            |idle: &[Arc<Hold>]| -> usize { idle.iter().map(|hold| hold.block.buffer.len()).sum() };
+        let bytes = |idle: &[Arc<Hold>]| -> usize {
+            idle.iter().map(|hold| hold.block().buffer.len()).sum()
+        };
         while idle.len() > IDLE || bytes(&idle) > IDLE_BYTES {
             over.push(idle.remove(0));
         }

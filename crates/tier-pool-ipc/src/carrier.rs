@@ -20,6 +20,7 @@ use crate::import::Import;
 use crate::lease::Lease;
 use crate::pools::{MAX_BYTES, STEP, allocate, too_large};
 use crate::session::{End, ReceiptMeta, Session};
+use crate::steps::Said;
 
 /// The metadata of a parcel.
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,15 +72,14 @@ pub(crate) struct PoolCarrier {
 /// Says that an allocation is freed, when it is.
 #[derive(Debug)]
 struct Ends {
-    session: std::sync::Weak<Session>,
+    owner: String,
     number: u64,
 }
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        if let Some(session) = self.session.upgrade() {
-            session.of_ours(self.number).step("free");
-        }
+        let (owner, allocation) = (&*self.owner, self.number);
+        Said { owner, importer: "-", allocation }.step("free");
     }
 }
 
@@ -102,7 +102,7 @@ impl PoolCarrier {
         range: std::ops::Range<usize>,
     ) -> Result<Packed, Refusal> {
         let session = &self.session;
-        let buffer = &hold.block.buffer;
+        let buffer = &hold.block().buffer;
         if buffer.len() > MAX_BYTES {
             return Err(too_large(buffer.len()));
         }
@@ -127,9 +127,10 @@ impl PoolCarrier {
         let lease = session.next_lease();
         let is_one_process = session.pair.is_one_process;
         let token = if is_one_process { Some(Token::new(hold)?) } else { None };
-        let allocated = Allocated::new(Arc::clone(&hold.block));
+        let descriptor =
+            if session.has_pool(pool.number()) { None } else { Some(exported.descriptor()?) };
+        let allocated = Allocated::new(Arc::clone(hold.block()));
         let ready = allocated.ready(|block| session.events.ready(&session.pair, &block.order))?;
-        let descriptor = exported.descriptor()?;
         let (pin, event) = ready.export();
         let e = match event.as_ref().map(Ours::wire) {
             None => None,
@@ -141,14 +142,18 @@ impl PoolCarrier {
             }
         };
         let (terms, pin) = session.lend(lease, pool.number(), hold, event, pin);
-        hold.block.watch(session);
-        hold.block.at_end(|| {
-            let (session, number) = (Arc::downgrade(session), hold.block.serial);
-            Box::new(Ends { session, number })
+        hold.block().watch(session);
+        hold.block().at_end(|| {
+            let owner = session.pair.names.mine.clone();
+            Box::new(Ends { owner, number: hold.block().serial })
         });
         let handles = match terms.pool {
             Naming::Number => Vec::new(),
-            Naming::First | Naming::Once => vec![descriptor],
+            // Unless the peer has forgotten it just now.
+            Naming::First | Naming::Once => match descriptor {
+                Some(descriptor) => vec![descriptor],
+                None => exported.descriptor().into_iter().collect(),
+            },
         };
         let t = token.as_ref().map(Token::wire);
         let owner = Lent {
@@ -160,7 +165,7 @@ impl PoolCarrier {
             _token: token,
         };
         let meta = Meta::write(&ParcelMeta {
-            b: hold.block.serial,
+            b: hold.block().serial,
             p: pool.number(),
             d: device,
             s: size,
@@ -225,10 +230,10 @@ impl PoolCarrier {
             None => self.session.own(meta.b),
         };
         let found = hold.and_then(|hold| {
-            let start = hold.block.buffer.attributes().ok()?.range.0;
-            let before = usize::try_from(hold.block.buffer.address().checked_sub(start)?).ok()?;
+            let start = hold.block().buffer.attributes().ok()?.range.0;
+            let before = usize::try_from(hold.block().buffer.address().checked_sub(start)?).ok()?;
             let offset = meta.o.checked_sub(before)?;
-            let fits = offset.checked_add(len)? <= hold.block.buffer.len();
+            let fits = offset.checked_add(len)? <= hold.block().buffer.len();
             fits.then_some((hold, offset))
         });
         let (hold, offset) = found.ok_or_else(|| {
@@ -415,7 +420,7 @@ impl Drop for Lent {
         if let Some(hold) = &self.hold
             && matches!(end, End::Unknown)
         {
-            hold.block.spoil();
+            hold.block().spoil();
         }
         match (self.pin.take(), end) {
             (None, _) => {}

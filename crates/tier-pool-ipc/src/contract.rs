@@ -14,7 +14,8 @@
 //!     └─dropped, or abandoned─▶ it stays mapped
 //! ```
 //!
-//! An owner gets at memory that was exported by a proof alone, and each proof is made where the contract says so:
+//! An owner gets at memory that was exported by a proof alone, and only this crate makes proofs, where the contract says
+//! so:
 //!
 //! ```
 //! use tier_pool_ipc::contract::{Allocated, Exported, Freed};
@@ -186,7 +187,7 @@ pub struct Imported<M>(Option<M>);
 impl<M> Imported<M> {
     /// Just imported: once for each pointer (O8).
     #[must_use]
-    pub fn new(mapped: M) -> Self {
+    pub(crate) fn new(mapped: M) -> Self {
         Self(Some(mapped))
     }
 
@@ -198,7 +199,7 @@ impl<M> Imported<M> {
 
     /// No user has it any more, and what they enqueued has run: `wait` sees to that.
     #[must_use]
-    pub fn idle(mut self, wait: impl FnOnce(&M)) -> Idle<M> {
+    pub(crate) fn idle(mut self, wait: impl FnOnce(&M)) -> Idle<M> {
         let mapped = self.0.take();
         if let Some(mapped) = &mapped {
             wait(mapped);
@@ -218,12 +219,16 @@ impl<M> Drop for Imported<M> {
 pub struct Idle<M>(Option<M>);
 
 impl<M> Idle<M> {
-    /// Frees it: `free` returns when that is done (O6). Then it can be said.
-    pub fn free(self, free: impl FnOnce(M)) -> Freed {
+    /// Frees it: `free` returns when that is done (O6). Then it can be said, and not where it failed.
+    ///
+    /// # Errors
+    ///
+    /// What `free` answers.
+    pub(crate) fn free<R>(self, free: impl FnOnce(M) -> Result<(), R>) -> Result<Freed, R> {
         if let Some(mapped) = self.0 {
-            free(mapped);
+            free(mapped)?;
         }
-        Freed(())
+        Ok(Freed(()))
     }
 }
 
@@ -262,8 +267,14 @@ mod tests {
         assert_eq!(Rc::strong_count(&mapped), 2, "dropped");
         let mut waited = false;
         let idle = Imported::new(Rc::clone(&mapped)).idle(|_| waited = true);
-        let Freed(()) = idle.free(drop);
+        let freed = idle.free(|mapped| {
+            drop(mapped);
+            Ok::<_, ()>(())
+        });
+        assert!(freed.is_ok());
         assert!(waited);
         assert_eq!(Rc::strong_count(&mapped), 2, "freed");
+        let failed = Imported::new(Rc::clone(&mapped)).idle(|_| ()).free(|_| Err(()));
+        assert!(failed.is_err(), "what failed is not said to be done");
     }
 }

@@ -8,13 +8,13 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 
-use cuda::{Buffer, Context, PointerHandle, Pool, Stream};
+use cuda::{Buffer, Context, PointerHandle, Pool, Stream, WeakPool};
 use cuda_memory::block::serial;
 use cuda_memory::events::Streams;
 use cuda_memory::lock;
-use rung::{Device, Fault, Reason};
+use rung::{Device, Fault, Reason, Refusal};
 
-use crate::contract::Imported;
+use crate::contract::{Freed, Imported};
 
 /// A pool by its owner's name, and that process's number for it.
 pub(crate) type PoolKey = (String, u64);
@@ -24,7 +24,9 @@ pub(crate) type PoolKey = (String, u64);
 pub(crate) struct TheirPool {
     key: PoolKey,
     device: Device,
-    state: Mutex<Result<Pool, OwnedFd>>,
+    descriptor: OwnedFd,
+    /// While memory of it is mapped, which keeps it.
+    open: Mutex<WeakPool>,
 }
 
 static POOLS: LazyLock<Mutex<HashMap<PoolKey, Weak<TheirPool>>>> = LazyLock::new(Mutex::default);
@@ -36,25 +38,23 @@ impl TheirPool {
         if let Some(known) = pools.get(&key).and_then(Weak::upgrade) {
             return known;
         }
-        let state = Mutex::new(Err(descriptor));
-        let pool = Arc::new(Self { key: key.clone(), device, state });
+        let pool = Arc::new(Self { key: key.clone(), device, descriptor, open: Mutex::default() });
         pools.insert(key, Arc::downgrade(&pool));
         pool
     }
 
     fn open(&self, context: &Arc<Context>) -> Result<Pool, Fault> {
-        let mut state = lock(&self.state);
-        match &*state {
-            Ok(pool) => Ok(pool.clone()),
-            Err(descriptor) => {
-                let descriptor = descriptor
-                    .try_clone()
-                    .map_err(|error| Fault::new(Reason::NoDescriptors, error.to_string()))?;
-                let pool = Pool::import(context, descriptor)?;
-                *state = Ok(pool.clone());
-                Ok(pool)
-            }
+        let mut open = lock(&self.open);
+        if let Some(pool) = open.upgrade() {
+            return Ok(pool);
         }
+        let descriptor = self
+            .descriptor
+            .try_clone()
+            .map_err(|error| Fault::new(Reason::NoDescriptors, error.to_string()))?;
+        let pool = Pool::import(context, descriptor)?;
+        *open = pool.downgrade();
+        Ok(pool)
     }
 }
 
@@ -77,6 +77,8 @@ struct Place {
     import: Weak<Import>,
     /// Mapped, also while the last who had it frees it.
     is_mapped: bool,
+    /// Freeing it failed: it is mapped for good, and nobody may import it again.
+    is_stuck: bool,
 }
 
 #[derive(Debug, Default)]
@@ -129,7 +131,12 @@ impl Import {
         let cell = cell(&(pool.key.0.clone(), number));
         let mut place = lock(&cell.place);
         loop {
+            if place.is_stuck {
+                return Err(Fault::new(Reason::Driver, "an earlier import of it was never freed"));
+            }
             if let Some(known) = place.import.upgrade() {
+                // It may be the last one by now, whose end takes this lock.
+                drop(place);
                 let is_same = known.size == size && known.device == pool.device;
                 return if is_same {
                     Ok(known)
@@ -216,26 +223,49 @@ impl Import {
     }
 }
 
+impl Import {
+    /// Lets go of it: the last who does frees it, after all work on it (O6). What is said to its owner then, since for
+    /// others in this process it is for them to say.
+    pub(crate) fn let_go(import: Arc<Self>) -> Result<Freed, Refusal> {
+        match Arc::into_inner(import) {
+            Some(mut last) => last.free(),
+            None => Ok(Freed(())),
+        }
+    }
+
+    fn free(&mut self) -> Result<Freed, Refusal> {
+        let open = lock(&self.open).take();
+        let Some((imported, stream)) = open else {
+            // Never opened; somebody else may have the place by now.
+            return Ok(Freed(()));
+        };
+        let freed = if self.is_lost() {
+            // O10: abandoned, and nothing is waited for: what it waits for itself may never come (D9).
+            drop((imported, self.streams.take()));
+            Ok(Freed(()))
+        } else {
+            imported.idle(|_| self.streams.wait()).free(|buffer| {
+                drop(buffer);
+                stream.synchronize()
+            })
+        };
+        let mut place = lock(&self.cell.place);
+        match &freed {
+            Ok(_) => place.is_mapped = false,
+            Err(refusal) => {
+                tracing::warn!("an import of a pool stays mapped: {refusal}");
+                place.is_stuck = true;
+            }
+        }
+        drop(place);
+        self.cell.freed.notify_all();
+        freed
+    }
+}
+
 impl Drop for Import {
     fn drop(&mut self) {
-        // Whatever is enqueued runs first (O6): freeing waits for nothing by itself.
-        self.streams.wait();
-        let is_lost = self.is_lost();
-        if let Some((imported, stream)) = lock(&self.open).take() {
-            // Of what was never opened somebody else may have the place by now.
-            if is_lost {
-                // O10: abandoned.
-                drop(imported);
-            } else {
-                imported.idle(|_| ()).free(|buffer| {
-                    drop(buffer);
-                    if let Err(refusal) = stream.synchronize() {
-                        tracing::warn!("an import was not freed as it should: {refusal}");
-                    }
-                });
-            }
-            lock(&self.cell.place).is_mapped = false;
-            self.cell.freed.notify_all();
-        }
+        // Where nobody asked what became of it.
+        let _ = self.free();
     }
 }

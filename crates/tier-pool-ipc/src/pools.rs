@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
-use cuda::{Buffer, Context, Pool, Stream};
+use cuda::{Buffer, Context, Pool, Stream, WeakPool};
 use cuda_memory::{DeviceTensorMut, lock};
 use rung::{DType, Device, Layout, Reason, Refusal};
 
@@ -14,17 +14,19 @@ pub const MAX_BYTES: usize = 4064 << 20;
 /// What sizes of allocations are multiples of (D3).
 pub const STEP: usize = 32 << 20;
 
-/// One pool a device, for as long as this process runs: a pool's memory does not go back to the system while the pool
-/// is there, and peers that know it need not import it again.
-static MINE: LazyLock<Mutex<HashMap<Device, Pool>>> = LazyLock::new(Mutex::default);
+/// One pool a device, for as long as anybody has memory of it: it holds a context, and its memory does not go back to the
+/// system while it is there. Whoever allocates again and again keeps one tensor of it.
+static MINE: LazyLock<Mutex<HashMap<Device, WeakPool>>> = LazyLock::new(Mutex::default);
 
 fn pool_of(context: &std::sync::Arc<Context>) -> Result<Pool, Refusal> {
-    let known = lock(&MINE).get(&context.device()).cloned();
-    if let Some(pool) = known {
+    let known = || lock(&MINE).get(&context.device()).and_then(WeakPool::upgrade);
+    if let Some(pool) = known() {
         return Ok(pool);
     }
     let pool = Pool::shareable(context)?;
-    Ok(lock(&MINE).entry(context.device()).or_insert(pool).clone())
+    // Two who make one at once have two: both are good.
+    lock(&MINE).insert(context.device(), pool.downgrade());
+    Ok(pool)
 }
 
 /// Memory of this process's pool of a device, in the order of a stream: at least so many bytes, and all that they are

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cuda::Stream;
 use cuda_memory::block::{Block, Hold, Watcher};
-use cuda_memory::events::{EventWire, Exchange, Ours, Unfinished};
+use cuda_memory::events::{DONE, EventWire, Exchange, Ours, Unfinished};
 use cuda_memory::lock;
 use cuda_memory::offer::Pair;
 use rung::sent::{Naming, Sent};
@@ -55,6 +55,9 @@ pub(crate) struct ReceiptMeta {
     /// Its pool's number said nothing there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     u: bool,
+    /// Its import could not be freed there: it is not home (O6).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    n: bool,
 }
 
 type Pinned = Exported<Arc<Block>>;
@@ -120,6 +123,13 @@ struct Imports {
     unknown: HashSet<LeaseId>,
     /// To be told.
     freed: Vec<u64>,
+}
+
+impl Imports {
+    /// The peer is to be told.
+    fn say_freed(&mut self, number: u64, _proof: Freed) {
+        self.freed.push(number);
+    }
 }
 
 /// How a lease ends that its owner ends.
@@ -217,13 +227,14 @@ impl Session {
         ready: Option<Ours>,
         pin: Pinned,
     ) -> (Terms, Option<Pinned>) {
-        let number = hold.block.serial;
+        let number = hold.block().serial;
         let mut exports = lock(&self.exports);
         // Steps are said under the lock of what they change: nothing that follows from the peer's death is said before
         // that is, nor anything that does not after.
         // Where the transport has no way to say that something is gone, the peer must not keep it.
         let has_room = exports.kept.len() < KEPT || exports.kept.contains_key(&number);
-        let keep = self.wake.get().is_some() && has_room;
+        // Of a peer that is gone no word will come: then its lease pins it, which ends by that death.
+        let keep = self.wake.get().is_some() && has_room && !self.is_gone();
         let may_keep_pool = exports.pools.len() < POOLS;
         let terms = Terms { pool: exports.pools.name(pool, lease, may_keep_pool), keep };
         let out = Out { home: false, number, pool, ready, hold: Some(Arc::clone(hold)) };
@@ -240,6 +251,11 @@ impl Session {
         }
         drop(exports);
         (terms, left)
+    }
+
+    /// Whether the peer has a pool of ours by its number.
+    pub(crate) fn has_pool(&self, number: u64) -> bool {
+        lock(&self.exports).pools.is_held(number)
     }
 
     /// The peer's own goes back.
@@ -262,25 +278,29 @@ impl Session {
         let exports = lock(&self.exports);
         let Some(out) = exports.out.get(&lease).filter(|out| !out.home) else { return };
         let (pool, hold) = (out.pool, out.hold.clone());
-        if let Some(hold) = &hold
-            && !self.is_gone()
-        {
-            self.of_ours(hold.block.serial).lease("home", lease, !said.d.is_empty());
-        }
         drop(exports);
+        if said.n {
+            tracing::warn!("memory of a pool stays mapped in a peer");
+            return;
+        }
         let mut tells = false;
         if let Some(hold) = &hold {
-            match self.events.wait_for(&said.d, &hold.block.order) {
+            match self.events.wait_for(&said.d, &hold.block().order) {
                 Ok(waits) => tells = waits,
                 Err(fault) => {
                     // Nobody here can tell when the peer is done with it: it is not home (O9).
                     tracing::warn!("memory that a peer still works on is given up: {fault}");
-                    hold.block.spoil();
+                    hold.block().spoil();
                     return;
                 }
             }
         }
         let mut exports = lock(&self.exports);
+        if let Some(hold) = &hold
+            && !self.is_gone()
+        {
+            self.of_ours(hold.block().serial).lease("home", lease, !said.d.is_empty());
+        }
         if said.u {
             exports.pools.is_unknown_there(pool, lease);
         }
@@ -307,7 +327,7 @@ impl Session {
             && !is_home
             && !gone
         {
-            let number = hold.block.serial;
+            let number = hold.block().serial;
             self.of_ours(number).lease("lose", lease, false);
             if let Some(kept) = exports.kept.get_mut(&number) {
                 kept.is_lost = true;
@@ -419,6 +439,14 @@ impl Session {
         keep: bool,
     ) -> Result<(), Fault> {
         let mut imports = lock(&self.imports);
+        if self.is_gone() {
+            // O10; and so that it is not freed.
+            import.owner_is_gone();
+            return Err(Reason::OwnerGone.into());
+        }
+        if imports.held.contains_key(&lease) || imports.finished.contains_key(&lease) {
+            return Err(Fault::new(Reason::BadMetadata, "a lease that is held already"));
+        }
         if keep {
             if imports.kept.len() >= KEPT && !imports.kept.contains_key(&number) {
                 return Err(Fault::new(Reason::OverCap, "more is to be kept than was agreed"));
@@ -437,14 +465,15 @@ impl Session {
             imports.once.push(Arc::downgrade(import));
         }
         imports.held.insert(lease, number);
-        if !self.is_gone() {
-            self.of_theirs(number).lease("import", lease, keep);
-        }
+        self.of_theirs(number).lease("import", lease, keep);
         Ok(())
     }
 
     /// Work is enqueued under a lease.
     pub(crate) fn note_used(&self, lease: LeaseId, number: u64) {
+        if !crate::steps::are_heard() {
+            return;
+        }
         let _imports = lock(&self.imports);
         if !self.is_gone() {
             self.of_theirs(number).lease("use", lease, false);
@@ -463,6 +492,7 @@ impl Session {
         let may_wait = once.is_none();
         let mut finished: Vec<Done> = Vec::new();
         for stream in used {
+            let may_wait = may_wait && finished.len() < DONE;
             let used = self.events.used(&self.pair, stream, may_wait);
             finished.extend(used.map(Done::Used));
         }
@@ -489,15 +519,16 @@ impl Session {
     fn free(&self, gone: Vec<(u64, Arc<Import>)>) {
         let mut freed = Vec::new();
         for (number, import) in gone {
-            // Freed here, before the peer hears of it, unless another session of this process has it too.
-            drop(import);
-            freed.push(number);
+            // Freed here, before the peer hears of it. Where that fails it is not said, and its owner keeps it.
+            freed.extend(Import::let_go(import).map(|proof| (number, proof)));
         }
         let mut imports = lock(&self.imports);
-        if !self.is_gone() {
-            freed.iter().for_each(|number| self.of_theirs(*number).step("free-import"));
+        for (number, proof) in freed {
+            if !self.is_gone() {
+                self.of_theirs(number).step("free-import");
+            }
+            imports.say_freed(number, proof);
         }
-        imports.freed.append(&mut freed);
         let is_idle = imports.kept.is_empty();
         drop(imports);
         if is_idle {
@@ -520,14 +551,14 @@ impl Session {
     /// What the receipt of a lease says; waits where the peer cannot.
     pub(crate) fn receipt(&self, lease: LeaseId) -> Option<Meta> {
         let mut imports = lock(&self.imports);
-        let mut said = ReceiptMeta { u: imports.unknown.remove(&lease), d: Vec::new() };
+        let mut said = ReceiptMeta { u: imports.unknown.remove(&lease), ..ReceiptMeta::default() };
         let finished = imports.finished.remove(&lease).unwrap_or_default();
         let held = imports.held.get(&lease).copied();
         drop(imports);
         for done in finished {
             match done {
                 Done::Used(unfinished) => said.d.extend(self.events.say(unfinished)),
-                Done::Free(import) => drop(import),
+                Done::Free(import) => said.n |= Import::let_go(import).is_err(),
             }
         }
         let mut imports = lock(&self.imports);
@@ -535,8 +566,12 @@ impl Session {
         if let Some(number) = held.filter(|_| !self.is_gone()) {
             self.of_theirs(number).lease("release", lease, !said.d.is_empty());
         }
+        let is_idle = imports.kept.is_empty() && imports.held.is_empty();
         drop(imports);
-        let is_empty = !said.u && said.d.is_empty();
+        if is_idle {
+            self.events.nothing_borrowed();
+        }
+        let is_empty = !said.u && !said.n && said.d.is_empty();
         if is_empty { None } else { Meta::write(&said).ok() }
     }
 
@@ -566,13 +601,13 @@ impl Session {
 
     pub(crate) fn noticed(self: &Arc<Self>, notice: &Meta) -> Result<(), Fault> {
         let Notice { x, f, w } = notice.read()?;
-        if x.len().max(f.len()) > SAID {
-            return Err(Fault::new(Reason::OverCap, "more is said to be gone than was lent"));
-        }
         let mut gone = Vec::new();
         let mut tells = false;
         {
             let mut imports = lock(&self.imports);
+            if imports.freed.len() + x.len() > SAID || f.len() > SAID || w.len() > SAID {
+                return Err(Fault::new(Reason::OverCap, "more is said to be gone than was lent"));
+            }
             for number in x {
                 if !self.is_gone() {
                     self.of_theirs(number).step("retire");
@@ -584,7 +619,7 @@ impl Session {
                     }
                     // It was never taken: there is nothing to free.
                     None => {
-                        imports.freed.push(number);
+                        imports.say_freed(number, Freed(()));
                         tells = true;
                     }
                 }
@@ -592,30 +627,36 @@ impl Session {
         }
         self.events.waited(w);
         let mut freed = Vec::new();
-        {
+        let is_idle = {
             let mut exports = lock(&self.exports);
             for number in f {
                 // Of what the peer was not told to free it has nothing to say.
                 let may_say = |kept: &Kept| kept.is_retired && !kept.is_lost;
                 if exports.kept.get(&number).is_some_and(may_say) {
                     self.of_ours(number).step("hear-freed");
-                    freed.extend(exports.kept.remove(&number).map(|kept| kept.pin));
+                    let pin = exports.kept.remove(&number).map(|kept| kept.pin);
+                    freed.extend(pin.map(|pin| pin.freed(Freed(()))));
                 }
             }
+            exports.out.is_empty() && exports.kept.is_empty()
+        };
+        if is_idle {
+            self.events.nothing_lent();
         }
         if tells {
             self.wake();
         }
-        for pin in freed {
-            // In the order of a stream: nothing is waited for here.
-            drop(pin.freed(Freed(())).reclaim());
-        }
-        if !gone.is_empty() {
-            // Freeing waits for work of the device, and whoever reads the socket is here. Without a thread, the closure
-            // is dropped here after all: what is gone is freed, and the peer is not told.
+        if !gone.is_empty() || !freed.is_empty() {
+            // Freeing an import waits for work of the device, and so may what a block of ours has besides; whoever reads
+            // the socket is here. Without a thread, the closure is dropped here after all: what is gone is freed, and
+            // the peer is not told.
             let session = Arc::clone(self);
-            let free = move || session.free(gone);
-            let _ = std::thread::Builder::new().name("pool-forget".into()).spawn(free);
+            let _ = std::thread::Builder::new().name("pool-forget".into()).spawn(move || {
+                freed.into_iter().for_each(|freed| drop(freed.reclaim()));
+                if !gone.is_empty() {
+                    session.free(gone);
+                }
+            });
         }
         Ok(())
     }
@@ -623,7 +664,12 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.is_gone() {
+        if self.is_gone() {
+            // O9: what came after its death was known.
+            let exports = std::mem::take(&mut *lock(&self.exports));
+            let pins = exports.kept.into_values().map(|kept| kept.pin).chain(exports.quarantine);
+            pins.for_each(|pin| drop(pin.dead(Dead(())).reclaim()));
+        } else {
             // The peer may be there, and wait for events; what is pinned stays allocated (O9).
             self.events.leave();
             let ready = std::mem::take(&mut *lock(&self.exports)).out;

@@ -5,6 +5,11 @@
 
 use rung::LeaseId;
 
+/// Whether anybody listens.
+pub(crate) fn are_heard() -> bool {
+    tracing::enabled!(target: "pool_ipc", tracing::Level::TRACE)
+}
+
 /// Between whom, about what.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Said<'a> {

@@ -16,6 +16,8 @@ pub struct Rules {
     pub ready_events: bool,
     /// O8: a pointer is imported once, however many leases there are.
     pub one_import: bool,
+    /// O6, O7: whoever frees does so once.
+    pub frees_once: bool,
     /// O5: whoever owns waits for what an importer has enqueued.
     pub done_events: bool,
 }
@@ -27,6 +29,7 @@ impl Rules {
         leases_pin: true,
         ready_events: true,
         one_import: true,
+        frees_once: true,
         done_events: true,
     };
 }
@@ -67,6 +70,8 @@ pub struct Held {
     pub is_held: bool,
     /// Work that is enqueued and has not run.
     pub pending: u8,
+    /// Work that was enqueued.
+    pub used: u8,
 }
 
 /// One allocation between its owner and one importer.
@@ -82,6 +87,8 @@ pub struct Pair {
     pub lent: u8,
     /// As it is: imported.
     pub is_imported: bool,
+    /// It was, and is freed.
+    pub was_freed: bool,
     /// By the importer: kept without leases.
     pub is_kept: bool,
     pub is_retired: bool,
@@ -401,7 +408,8 @@ impl State {
                 need(!importer.knows_owner_dead, "O10: what its owner took along is not used")?;
                 let held = self.pair(a, i)?.held.get_mut(&lease).ok_or("no such lease")?;
                 need(held.is_held, "O5: nothing is enqueued after a lease was let go")?;
-                held.pending += 1;
+                held.pending = held.pending.saturating_add(1);
+                held.used = held.used.saturating_add(1);
             }
             Step::Release { a, i, lease } => self.release(rules, a, i, lease)?,
             Step::Home { a, i, lease } => {
@@ -462,10 +470,12 @@ impl State {
                 need(!pair.is_held(), "O6: not while a lease is held")?;
                 need(pair.is_retired || importer.is_cut_off, "O6: not before it is retired")?;
                 need(!pair.is_working(), "O6: after all work on it")?;
+                need(pair.is_imported || !rules.frees_once, "O6: once")?;
                 if !std::mem::take(&mut pair.is_imported) {
                     self.wrong.insert(Wrong::FreedTwice);
                     return Ok(());
                 }
+                pair.was_freed = true;
                 pair.is_kept = false;
                 pair.held.clear();
                 if !importer.is_cut_off {
@@ -487,7 +497,11 @@ impl State {
                     allocation.pairs.values().all(Pair::is_clear),
                     "O7: not before importers did",
                 )?;
-                need(allocation.free == Free::Not, "O7: once")?;
+                need(allocation.free == Free::Not || !rules.frees_once, "O7: once")?;
+                if allocation.free != Free::Not {
+                    self.wrong.insert(Wrong::FreedTwice);
+                    return Ok(());
+                }
                 allocation.free = Free::Enqueued;
                 allocation.stream.push_back(Work::Free);
             }
@@ -568,7 +582,7 @@ impl State {
         pair.there.remove(&sent);
         let is_second = std::mem::replace(&mut pair.is_imported, true);
         pair.is_kept |= keep;
-        pair.held.insert(lease, Held { version, is_held: true, pending: 0 });
+        pair.held.insert(lease, Held { version, is_held: true, pending: 0, used: 0 });
         if is_second && !rules.one_import {
             self.wrong.insert(Wrong::ImportedTwice);
         }

@@ -4,8 +4,10 @@
     reason = "how much was looked at, and how it goes wrong, is for a person to read"
 )]
 
+use std::collections::HashMap;
+
 use pool_model::check::{BYTES, END, ONCE, ORDER, USE};
-use pool_model::{Bounds, Rules, Step};
+use pool_model::{Bounds, Rules, State, Step};
 use stateright::{Checker, HasDiscoveries, Model};
 
 const ALL: &[&str] = &[USE, BYTES, ORDER, ONCE, END];
@@ -99,6 +101,54 @@ fn without_events_other_bytes_are_read() {
 fn an_import_for_each_lease_is_one_too_many() {
     let rules = Rules { one_import: false, ..Rules::CONTRACT };
     goes_wrong("an import for each lease", rules, one(), ONCE);
+}
+
+/// Whoever frees does so again.
+#[test]
+fn what_is_freed_again_is_found() {
+    let rules = Rules { frees_once: false, ..Rules::CONTRACT };
+    goes_wrong("freed again", rules, one(), ONCE);
+}
+
+/// No state comes again, so that what holds at every end comes in the end.
+#[test]
+fn the_space_has_no_cycles() {
+    let bounds = one();
+    // States by number, and what follows each; and those that nothing leads to any more, until none is left.
+    let mut numbers: HashMap<State, usize> = HashMap::new();
+    let mut next: Vec<Vec<usize>> = Vec::new();
+    let mut left: Vec<State> = bounds.init_states();
+    for (number, state) in left.iter().enumerate() {
+        numbers.insert(state.clone(), number);
+        next.push(Vec::new());
+    }
+    while let Some(state) = left.pop() {
+        let from = numbers[&state];
+        for following in bounds.next_states(&state) {
+            let known = numbers.len();
+            let to = *numbers.entry(following.clone()).or_insert(known);
+            if to == known {
+                next.push(Vec::new());
+                left.push(following);
+            }
+            next[from].push(to);
+        }
+    }
+    let mut into = vec![0usize; next.len()];
+    next.iter().flatten().for_each(|to| into[*to] += 1);
+    let mut free: Vec<usize> = (0..into.len()).filter(|state| into[*state] == 0).collect();
+    let mut sorted = 0;
+    while let Some(state) = free.pop() {
+        sorted += 1;
+        for to in &next[state] {
+            into[*to] -= 1;
+            if into[*to] == 0 {
+                free.push(*to);
+            }
+        }
+    }
+    println!("{sorted} states in an order that every step goes forward in");
+    assert_eq!(sorted, next.len(), "states that lead back to themselves");
 }
 
 /// Much more of everything: `cargo xtask model`.

@@ -128,6 +128,17 @@ fn eventually(what: &str, mut holds: impl FnMut() -> Outcome<bool>) -> Outcome {
     Ok(())
 }
 
+/// Ranges of this process, once what an earlier test let go of is freed: others do that, in a while.
+fn ranges() -> Option<u64> {
+    let mut same = (count(Count::Ranges), 0);
+    while same.1 < 20 {
+        std::thread::sleep(Duration::from_millis(10));
+        let now = count(Count::Ranges);
+        same = if now == same.0 { (now, same.1 + 1) } else { (now, 0) };
+    }
+    same.0
+}
+
 /// Device ranges and descriptors of a worker.
 fn counts(worker: &Worker) -> Outcome<(i64, i64)> {
     let counts = worker.call("counts", Value::Null).map_err(text)?.into_value();
@@ -265,9 +276,10 @@ fn what_the_driver_lacks_is_told() -> Outcome {
 fn what_is_dropped_is_freed_after_the_importer() -> Outcome {
     let worker = worker()?;
     let _context = cuda::Context::of(device()?).map_err(text)?;
+    let before = ranges();
     sent(&worker, "digest", &pooled(100, 1)?)?;
     eventually("nothing is lent", || Ok(counts(&worker)?.0 == 0 && worker.lent().0 == 0))?;
-    let before = count(Count::Ranges);
+    eventually("nothing is left", || Ok(count(Count::Ranges) == before))?;
     let tensor = pooled(5000, 1)?;
     sent(&worker, "hold", &tensor)?;
     sent(&worker, "digest", &tensor)?;
@@ -285,7 +297,7 @@ fn what_is_dropped_is_freed_after_the_importer() -> Outcome {
 /// error from then on, and nobody frees it.
 fn either_side_is_killed() -> Outcome {
     let _context = cuda::Context::of(device()?).map_err(text)?;
-    let before = count(Count::Ranges);
+    let before = ranges();
     let dies = worker()?;
     sent(&dies, "hold", &pooled(5000, 1)?)?;
     dies.process().kill();
