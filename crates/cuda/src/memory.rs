@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
@@ -40,6 +41,11 @@ pub(crate) trait Keeps: Any + Send + Sync {
     /// Where it is one that can leave as a descriptor.
     fn shareable(&self) -> Option<&Shareable> {
         None
+    }
+
+    /// Ends it now, and says how that went.
+    fn free(&self) -> Result<(), Refusal> {
+        Err(Refusal::new(Reason::OtherKind, "its owner ends it"))
     }
 
     /// The pool that it is of, where a pool of this crate's keeps it.
@@ -79,9 +85,14 @@ struct Allocation {
     stream: Option<Stream>,
     /// Other streams that it was used on (C4).
     used: Mutex<Vec<Stream>>,
+    is_freed: AtomicBool,
 }
 
 impl Keeps for Allocation {
+    fn free(&self) -> Result<(), Refusal> {
+        self.give_back()
+    }
+
     fn used_on(&self, stream: &Stream) {
         // What is not freed in a stream's order waits for everything.
         let Some(own) = &self.stream else { return };
@@ -92,10 +103,19 @@ impl Keeps for Allocation {
     }
 }
 
-impl Drop for Allocation {
-    fn drop(&mut self) {
+impl Allocation {
+    fn new(context: &Arc<Context>, address: CUdeviceptr, stream: Option<Stream>) -> Self {
+        let (context, is_freed) = (Arc::clone(context), AtomicBool::new(false));
+        Self { context, address, stream, used: Mutex::default(), is_freed }
+    }
+
+    /// Frees it, if nobody did.
+    fn give_back(&self) -> Result<(), Refusal> {
+        if self.is_freed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
         // C3.
-        let Ok(entered) = self.context.enter() else { return };
+        let entered = self.context.enter()?;
         let functions = &entered.driver().functions;
         let (call, code) = match &self.stream {
             // SAFETY: C1, C2: allocated once, freed once. `cuMemFree` waits for all work that is under way.
@@ -111,7 +131,18 @@ impl Drop for Allocation {
                 ("cuMemFreeAsync", code)
             }
         };
-        entered.gave_back(call, code);
+        entered.check(call, code)
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        match self.give_back() {
+            Err(refusal) if refusal.reason() != Reason::Forked => {
+                tracing::warn!("not given back: {refusal}");
+            }
+            _ => {}
+        }
     }
 }
 
@@ -124,13 +155,16 @@ pub(crate) struct Pooled {
 
 impl Pooled {
     pub(crate) fn new(address: CUdeviceptr, stream: &Stream, pool: Pool) -> Self {
-        let (context, stream) = (Arc::clone(stream.context()), Some(stream.clone()));
-        let memory = Allocation { context, address, stream, used: Mutex::default() };
+        let memory = Allocation::new(stream.context(), address, Some(stream.clone()));
         Self { memory, pool }
     }
 }
 
 impl Keeps for Pooled {
+    fn free(&self) -> Result<(), Refusal> {
+        self.memory.give_back()
+    }
+
     fn pool(&self) -> Option<&Pool> {
         Some(&self.pool)
     }
@@ -225,9 +259,7 @@ impl Buffer {
         let mut address = 0;
         let code = allocate(&entered, &mut address);
         entered.check(call, code)?;
-        let stream = stream.cloned();
-        let owner =
-            Allocation { context: Arc::clone(context), address, stream, used: Mutex::default() };
+        let owner = Allocation::new(context, address, stream.cloned());
         Ok(Self::kept(context, address, len, Arc::new(owner)))
     }
 
@@ -340,6 +372,19 @@ impl Buffer {
     /// What the driver answers.
     pub fn attributes(&self) -> Result<Attributes, Refusal> {
         attributes(&self.context.enter()?, self.address)
+    }
+
+    /// Frees it, as dropping it does, and says what the driver answered; by its only user.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OtherKind`] where somebody else has it too, or it is not of one of the driver's allocators, or what the
+    /// driver answers.
+    pub fn free(self) -> Result<(), Refusal> {
+        if Arc::strong_count(&self.owner) > 1 {
+            return Err(Refusal::new(Reason::OtherKind, "somebody else has it too"));
+        }
+        self.owner.free()
     }
 
     /// Work was enqueued on it, on a stream that this crate did not see it on: it comes before its end.

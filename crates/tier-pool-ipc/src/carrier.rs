@@ -141,7 +141,7 @@ impl PoolCarrier {
                 return Err(refusal);
             }
         };
-        let (terms, pin) = session.lend(lease, pool.number(), hold, event, pin);
+        let (terms, pin) = session.lend(lease, &pool, hold, event, pin);
         hold.block().watch(session);
         hold.block().at_end(|| {
             let owner = session.pair.names.mine.clone();

@@ -3,7 +3,7 @@
 //! The driver must not import one pointer twice: freeing either import would unmap both. Whoever wants it while it is
 //! being freed waits until that is done.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, PoisonError, Weak};
@@ -77,8 +77,6 @@ struct Place {
     import: Weak<Import>,
     /// Mapped, also while the last who had it frees it.
     is_mapped: bool,
-    /// Freeing it failed: it is mapped for good, and nobody may import it again.
-    is_stuck: bool,
 }
 
 #[derive(Debug, Default)]
@@ -86,6 +84,9 @@ struct Cell {
     place: Mutex<Place>,
     freed: Condvar,
 }
+
+/// What could not be freed, or was left mapped when its owner died: nobody may import it again, in this process's life.
+static STUCK: LazyLock<Mutex<HashSet<PointerKey>>> = LazyLock::new(Mutex::default);
 
 static CELLS: LazyLock<Mutex<HashMap<PointerKey, Weak<Cell>>>> = LazyLock::new(Mutex::default);
 
@@ -110,6 +111,7 @@ pub(crate) struct Import {
     pub(crate) size: usize,
     handle: PointerHandle,
     pool: Arc<TheirPool>,
+    key: PointerKey,
     cell: Arc<Cell>,
     /// Opened when somebody looks, with the stream that it is freed on.
     open: Mutex<Option<(Imported<Buffer>, Stream)>>,
@@ -128,10 +130,11 @@ impl Import {
         size: usize,
         handle: PointerHandle,
     ) -> Result<Arc<Self>, Fault> {
-        let cell = cell(&(pool.key.0.clone(), number));
+        let key = (pool.key.0.clone(), number);
+        let cell = cell(&key);
         let mut place = lock(&cell.place);
         loop {
-            if place.is_stuck {
+            if lock(&STUCK).contains(&key) {
                 return Err(Fault::new(Reason::Driver, "an earlier import of it was never freed"));
             }
             if let Some(known) = place.import.upgrade() {
@@ -155,6 +158,7 @@ impl Import {
             size,
             handle,
             pool,
+            key,
             cell: Arc::clone(&cell),
             open: Mutex::new(None),
             reads: OnceLock::new(),
@@ -182,26 +186,38 @@ impl Import {
         let stream = Stream::new(&context)?;
         // O8: nobody else has it: this cell is ours as long as we live.
         lock(&self.cell.place).is_mapped = true;
-        let opened = pool.open(self.handle, &stream).and_then(|opened| {
-            if opened.len() < self.size {
-                let detail = format!("{} bytes declared, {} there", self.size, opened.len());
-                return Err(Fault::new(Reason::WrongSize, detail));
-            }
-            // What the driver maps beside it is nobody's business.
-            Ok(opened.part(0..self.size)?)
-        });
-        match opened {
-            Ok(buffer) => {
-                *open = Some((Imported::new(buffer.clone()), stream));
-                Ok(buffer)
-            }
+        let opened = match pool.open(self.handle, &stream) {
+            Ok(opened) => opened,
             Err(fault) => {
-                let _ = stream.synchronize();
-                lock(&self.cell.place).is_mapped = false;
-                self.cell.freed.notify_all();
-                Err(fault)
+                self.is_unmapped();
+                return Err(fault);
             }
+        };
+        if opened.len() < self.size {
+            let detail = format!("{} bytes declared, {} there", self.size, opened.len());
+            match free(opened, &stream) {
+                Ok(()) => self.is_unmapped(),
+                Err(refusal) => self.is_stuck(&refusal),
+            }
+            return Err(Fault::new(Reason::WrongSize, detail));
         }
+        // What the driver maps beside it is nobody's business.
+        let buffer = opened.part(0..self.size)?;
+        *open = Some((Imported::new(buffer.clone()), stream));
+        Ok(buffer)
+    }
+
+    /// Whoever waits for the place may have it.
+    fn is_unmapped(&self) {
+        lock(&self.cell.place).is_mapped = false;
+        self.cell.freed.notify_all();
+    }
+
+    /// It stays mapped for good.
+    fn is_stuck(&self, why: &Refusal) {
+        tracing::warn!("an import of a pool stays mapped: {why}");
+        lock(&STUCK).insert(self.key.clone());
+        self.is_unmapped();
     }
 
     /// A stream for copies to the host.
@@ -239,28 +255,28 @@ impl Import {
             // Never opened; somebody else may have the place by now.
             return Ok(Freed(()));
         };
-        let freed = if self.is_lost() {
+        if self.is_lost() {
             // O10: abandoned, and nothing is waited for: what it waits for itself may never come (D9).
             drop((imported, self.streams.take()));
-            Ok(Freed(()))
-        } else {
-            imported.idle(|_| self.streams.wait()).free(|buffer| {
-                drop(buffer);
-                stream.synchronize()
-            })
-        };
-        let mut place = lock(&self.cell.place);
-        match &freed {
-            Ok(_) => place.is_mapped = false,
-            Err(refusal) => {
-                tracing::warn!("an import of a pool stays mapped: {refusal}");
-                place.is_stuck = true;
-            }
+            self.is_stuck(&Reason::OwnerGone.into());
+            return Ok(Freed(()));
         }
-        drop(place);
-        self.cell.freed.notify_all();
+        let freed = imported.idle(|_| self.streams.wait()).free(|buffer| free(buffer, &stream));
+        match &freed {
+            Ok(_) => self.is_unmapped(),
+            Err(refusal) => self.is_stuck(refusal),
+        }
         freed
     }
+}
+
+/// Frees an import, and waits until that is done; its pool stays until then.
+fn free(buffer: Buffer, stream: &Stream) -> Result<(), Refusal> {
+    let pool = buffer.pool().cloned();
+    buffer.free()?;
+    let freed = stream.synchronize();
+    drop(pool);
+    freed
 }
 
 impl Drop for Import {

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use cuda::Stream;
+use cuda::{Pool, Stream, WeakPool};
 use cuda_memory::block::{Block, Hold, Watcher};
 use cuda_memory::events::{DONE, EventWire, Exchange, Ours, Unfinished};
 use cuda_memory::lock;
@@ -43,6 +43,9 @@ struct Notice {
     /// Done-events of the peer's that are waited for, and may be used again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     w: Vec<u64>,
+    /// Numbers of pools that are no more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    p: Vec<u64>,
 }
 
 /// What a receipt says.
@@ -87,6 +90,9 @@ struct Kept {
 struct Exports {
     out: HashMap<LeaseId, Out>,
     pools: Sent,
+    /// Those that the peer was told of, and of which it is to be told that they are no more.
+    told: HashMap<u64, WeakPool>,
+    gone: Vec<u64>,
     /// By our number for the allocation.
     kept: HashMap<u64, Kept>,
     /// What the peer may see for as long as it lives (O9).
@@ -111,18 +117,43 @@ enum Done {
     Free(Arc<Import>),
 }
 
+/// A lease that was taken, and that its owner has heard nothing of.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    /// The number of its allocation.
+    number: u64,
+    /// All who had it have let go: until then it does not go home, whoever asks.
+    is_let_go: bool,
+}
+
 #[derive(Debug, Default)]
 struct Imports {
     pools: HashMap<u64, Arc<TheirPool>>,
     kept: HashMap<u64, Theirs>,
     /// What is not kept, while it is there.
     once: Vec<Weak<Import>>,
-    /// Leases that were taken, and the numbers of their allocations.
-    held: HashMap<LeaseId, u64>,
+    /// Leases that were taken.
+    held: HashMap<LeaseId, Taken>,
     finished: HashMap<LeaseId, Vec<Done>>,
     unknown: HashSet<LeaseId>,
     /// To be told.
     freed: Vec<u64>,
+}
+
+impl Exports {
+    /// Of a pool that is no more no memory is out either.
+    fn forget_pools(&mut self) {
+        let is_gone = |(number, pool): (&u64, &WeakPool)| match pool.upgrade() {
+            Some(_) => None,
+            None => Some(*number),
+        };
+        for number in self.told.iter().filter_map(is_gone).collect::<Vec<_>>() {
+            self.told.remove(&number);
+            if self.pools.forget(number) {
+                self.gone.push(number);
+            }
+        }
+    }
 }
 
 impl Imports {
@@ -222,13 +253,16 @@ impl Session {
     pub(crate) fn lend(
         &self,
         lease: LeaseId,
-        pool: u64,
+        pool: &Pool,
         hold: &Arc<Hold>,
         ready: Option<Ours>,
         pin: Pinned,
     ) -> (Terms, Option<Pinned>) {
         let number = hold.block().serial;
         let mut exports = lock(&self.exports);
+        exports.forget_pools();
+        exports.told.entry(pool.number()).or_insert_with(|| pool.downgrade());
+        let pool = pool.number();
         // Steps are said under the lock of what they change: nothing that follows from the peer's death is said before
         // that is, nor anything that does not after.
         // Where the transport has no way to say that something is gone, the peer must not keep it.
@@ -464,7 +498,7 @@ impl Session {
             imports.once.retain(|import| import.strong_count() > 0);
             imports.once.push(Arc::downgrade(import));
         }
-        imports.held.insert(lease, number);
+        imports.held.insert(lease, Taken { number, is_let_go: false });
         self.of_theirs(number).lease("import", lease, keep);
         Ok(())
     }
@@ -498,6 +532,9 @@ impl Session {
         }
         finished.extend(once.map(Done::Free));
         let mut imports = lock(&self.imports);
+        if let Some(taken) = imports.held.get_mut(&lease) {
+            taken.is_let_go = true;
+        }
         if !finished.is_empty() {
             imports.finished.insert(lease, finished);
         }
@@ -517,6 +554,10 @@ impl Session {
 
     /// Lets go of imports, and then tells the peer (O6).
     fn free(&self, gone: Vec<(u64, Arc<Import>)>) {
+        if self.is_gone() {
+            // O10: taken out of the tables before that was known.
+            gone.iter().for_each(|(_, import)| import.owner_is_gone());
+        }
         let mut freed = Vec::new();
         for (number, import) in gone {
             // Freed here, before the peer hears of it. Where that fails it is not said, and its owner keeps it.
@@ -540,6 +581,9 @@ impl Session {
     /// Whether nothing is left that its receipt would have to wait for.
     pub(crate) fn is_settled(&self, lease: LeaseId) -> bool {
         let imports = lock(&self.imports);
+        if imports.held.get(&lease).is_some_and(|taken| !taken.is_let_go) {
+            return false;
+        }
         imports.finished.get(&lease).is_none_or(|finished| {
             finished.iter().all(|done| match done {
                 Done::Used(unfinished) => unfinished.is_settled(),
@@ -563,7 +607,7 @@ impl Session {
         }
         let mut imports = lock(&self.imports);
         imports.held.remove(&lease);
-        if let Some(number) = held.filter(|_| !self.is_gone()) {
+        if let Some(Taken { number, .. }) = held.filter(|_| !self.is_gone()) {
             self.of_theirs(number).lease("release", lease, !said.d.is_empty());
         }
         let is_idle = imports.kept.is_empty() && imports.held.is_empty();
@@ -590,19 +634,25 @@ impl Session {
 /// What is said outside any parcel.
 impl Session {
     pub(crate) fn notice(&self) -> Option<Meta> {
-        let notice = Notice {
-            x: std::mem::take(&mut lock(&self.exports).retired),
-            f: std::mem::take(&mut lock(&self.imports).freed),
-            w: self.events.take_waited(),
-        };
-        let is_empty = notice.x.is_empty() && notice.f.is_empty() && notice.w.is_empty();
+        let mut exports = lock(&self.exports);
+        let (x, p) = (std::mem::take(&mut exports.retired), std::mem::take(&mut exports.gone));
+        drop(exports);
+        let f = std::mem::take(&mut lock(&self.imports).freed);
+        let notice = Notice { x, f, w: self.events.take_waited(), p };
+        let Notice { x, f, w, p } = &notice;
+        let is_empty = x.is_empty() && f.is_empty() && w.is_empty() && p.is_empty();
         if is_empty { None } else { Meta::write(&notice).ok() }
     }
 
     pub(crate) fn noticed(self: &Arc<Self>, notice: &Meta) -> Result<(), Fault> {
-        let Notice { x, f, w } = notice.read()?;
+        let Notice { x, f, w, p } = notice.read()?;
         let mut gone = Vec::new();
         let mut tells = false;
+        let no_more: Vec<Arc<TheirPool>> = {
+            let mut imports = lock(&self.imports);
+            p.iter().take(POOLS).filter_map(|number| imports.pools.remove(number)).collect()
+        };
+        drop(no_more);
         {
             let mut imports = lock(&self.imports);
             if imports.freed.len() + x.len() > SAID || f.len() > SAID || w.len() > SAID {
@@ -652,10 +702,10 @@ impl Session {
             // the peer is not told.
             let session = Arc::clone(self);
             let _ = std::thread::Builder::new().name("pool-forget".into()).spawn(move || {
-                freed.into_iter().for_each(|freed| drop(freed.reclaim()));
                 if !gone.is_empty() {
                     session.free(gone);
                 }
+                freed.into_iter().for_each(|freed| drop(freed.reclaim()));
             });
         }
         Ok(())

@@ -223,13 +223,16 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
     let device = have!(number(device));
     let mut state = have!(State::here());
+    if state.retained[device] == 1 {
+        // Its work runs before it goes; meanwhile it is there.
+        drop(state);
+        run_all();
+        state = lock();
+    }
     let Some(left) = state.retained[device].checked_sub(1) else { return INVALID_CONTEXT };
     state.retained[device] = left;
     if left == 0 {
-        drop(state);
-        run_all();
-        let mut state = lock();
-        // What is left of a context goes with it.
+        // What is left of a context goes with it, at once: somebody may be about to have it again.
         let left: Vec<u64> = state
             .ranges
             .iter()
@@ -506,6 +509,7 @@ pub extern "C" fn cuMemFreeAsync(address: u64, stream: u64) -> Code {
     let (mut state, device) = have!(State::in_context());
     let id = have!(stream_id(&mut state, stream, device));
     match state.ranges.get(&address).map(|range| range.kind) {
+        Some(Kind::PoolImport) if fault("no-free") => INVALID_VALUE,
         Some(Kind::StreamOrdered | Kind::PoolImport) => {
             enqueue(state, id, Op::Free(address));
             OK

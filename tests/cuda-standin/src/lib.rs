@@ -49,6 +49,7 @@ pub const FAULTS: &[&str] = &[
     "corrupt-import",  // imported shareable memory is not the exporter's
     "no-pool-handles", // pools do not leave as descriptors
     "corrupt-pool",    // imported memory of a pool is not the exporter's
+    "no-free",         // imported memory of a pool cannot be freed
     "no-memory",       // nothing can be allocated
     "no-register",     // host memory cannot be registered
 ];

@@ -16,8 +16,10 @@ pub struct Rules {
     pub ready_events: bool,
     /// O8: a pointer is imported once, however many leases there are.
     pub one_import: bool,
-    /// O6, O7: whoever frees does so once.
-    pub frees_once: bool,
+    /// O6: an importer frees once.
+    pub importer_frees_once: bool,
+    /// O7: so does the owner.
+    pub owner_frees_once: bool,
     /// O5: whoever owns waits for what an importer has enqueued.
     pub done_events: bool,
 }
@@ -29,7 +31,8 @@ impl Rules {
         leases_pin: true,
         ready_events: true,
         one_import: true,
-        frees_once: true,
+        importer_frees_once: true,
+        owner_frees_once: true,
         done_events: true,
     };
 }
@@ -470,7 +473,7 @@ impl State {
                 need(!pair.is_held(), "O6: not while a lease is held")?;
                 need(pair.is_retired || importer.is_cut_off, "O6: not before it is retired")?;
                 need(!pair.is_working(), "O6: after all work on it")?;
-                need(pair.is_imported || !rules.frees_once, "O6: once")?;
+                need(pair.is_imported || !rules.importer_frees_once, "O6: once")?;
                 if !std::mem::take(&mut pair.is_imported) {
                     self.wrong.insert(Wrong::FreedTwice);
                     return Ok(());
@@ -497,7 +500,7 @@ impl State {
                     allocation.pairs.values().all(Pair::is_clear),
                     "O7: not before importers did",
                 )?;
-                need(allocation.free == Free::Not || !rules.frees_once, "O7: once")?;
+                need(allocation.free == Free::Not || !rules.owner_frees_once, "O7: once")?;
                 if allocation.free != Free::Not {
                     self.wrong.insert(Wrong::FreedTwice);
                     return Ok(());

@@ -108,6 +108,8 @@ impl Owner {
             "retire" => self.take(Step::Retire { a, i }),
             "free-import" => self.take(Step::FreeImport { a, i }),
             "hear-freed" => self.take(Step::HearFreed { a, i }),
+            // Lent to nobody who lived.
+            "free" if !self.state.allocations.contains_key(&a) => Ok(()),
             "free" => {
                 if !is_let_go {
                     self.take(Step::LetGo { a })?;

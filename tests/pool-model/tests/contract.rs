@@ -106,8 +106,12 @@ fn an_import_for_each_lease_is_one_too_many() {
 /// Whoever frees does so again.
 #[test]
 fn what_is_freed_again_is_found() {
-    let rules = Rules { frees_once: false, ..Rules::CONTRACT };
-    goes_wrong("freed again", rules, one(), ONCE);
+    let rules = Rules { importer_frees_once: false, ..Rules::CONTRACT };
+    let steps = goes_wrong("freed again by its importer", rules, one(), ONCE);
+    ends_in(&steps, |step| matches!(step, Step::FreeImport { .. }));
+    let rules = Rules { owner_frees_once: false, ..Rules::CONTRACT };
+    let steps = goes_wrong("freed again by its owner", rules, one(), ONCE);
+    ends_in(&steps, |step| matches!(step, Step::Free { .. }));
 }
 
 /// No state comes again, so that what holds at every end comes in the end.

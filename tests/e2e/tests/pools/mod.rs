@@ -315,6 +315,36 @@ fn either_side_is_killed() -> Outcome {
     check(refusal.reason() == Reason::OwnerGone, refusal)
 }
 
+/// An importer that cannot free does not say that it has: its memory stays, until that importer is dead.
+fn a_free_that_fails_is_not_said_to_be_done() -> Outcome {
+    let _context = cuda::Context::of(device()?).map_err(text)?;
+    let before = ranges();
+    let worker = asking().spawn(command("asks", "no-free")).map_err(text)?;
+    let reply = sent(&worker, "digest", &pooled(5000, 1)?)?;
+    check(leg(&reply)?.rung == RungId::POOL_IPC, leg(&reply)?)?;
+    eventually("home", || Ok(worker.lent().0 == 0))?;
+    std::thread::sleep(Duration::from_millis(200));
+    check(count(Count::Ranges) > before, "freed under an import")?;
+    drop(worker);
+    eventually("freed here", || Ok(count(Count::Ranges) == before))
+}
+
+/// Pools come and go with the memory of them; what each side keeps of them does not grow.
+fn pools_come_and_go() -> Outcome {
+    let worker = worker()?;
+    let turn = || -> Outcome {
+        // Each of a pool of its own: nobody has memory of the one before.
+        let reply = sent(&worker, "digest", &pooled(100, 1)?)?;
+        check(leg(&reply)?.rung == RungId::POOL_IPC, leg(&reply)?)?;
+        eventually("home", || Ok(worker.lent().0 == 0 && counts(&worker)?.0 == 0))
+    };
+    (0..3).try_for_each(|_| turn())?;
+    let before = (descriptors("self").values().sum::<usize>(), counts(&worker)?.1);
+    (0..40).try_for_each(|_| turn())?;
+    let after = (descriptors("self").values().sum::<usize>(), counts(&worker)?.1);
+    check(after.0 <= before.0 + 3 && after.1 <= before.1 + 3, (before, after))
+}
+
 /// Counts of both sides after many sends: nothing grows.
 fn many_sends_leave_nothing() -> Outcome {
     let worker = worker()?;
@@ -352,7 +382,8 @@ pub(crate) fn run(deferred: bool) -> ExitCode {
         traces::say_steps();
         let five = trial("five_gib_take_another_rung", five_gib_take_another_rung);
         let lacks = trial("what_the_driver_lacks_is_told", what_the_driver_lacks_is_told);
-        let on_stand_in = [five, lacks];
+        let fails = trial("a_free_that_fails", a_free_that_fails_is_not_said_to_be_done);
+        let on_stand_in = [five, lacks, fails];
         let mut trials = vec![
             trial("both_sides_ask", both_sides_ask),
             trial("what_comes_back_is_the_same_memory", what_comes_back_is_the_same_memory),
@@ -360,6 +391,7 @@ pub(crate) fn run(deferred: bool) -> ExitCode {
             trial("what_is_dropped_is_freed_after", what_is_dropped_is_freed_after_the_importer),
             trial("either_side_is_killed", either_side_is_killed),
             trial("many_sends_leave_nothing", many_sends_leave_nothing),
+            trial("pools_come_and_go", pools_come_and_go),
             trial("traces_are_by_the_contract", traces::traces_are_by_the_contract),
         ];
         let is_real = stand_in::is_real();
