@@ -156,13 +156,13 @@ mod tests {
     #[test]
     fn a_tier_that_names_a_tier_fails() {
         let wrong = planted(&[("tier-shm", ""), ("tier-inline", &on("tier-shm"))]);
-        assert_eq!(wrong, ["tier-inline (layer 2) depends on tier-shm (layer 2)"]);
+        assert_eq!(wrong, ["tier-inline (layer 3) depends on tier-shm (layer 3)"]);
     }
 
     #[test]
     fn a_lower_layer_that_names_a_higher_one_fails() {
         let wrong = planted(&[("ladder", ""), ("segment", &on("ladder"))]);
-        assert_eq!(wrong, ["segment (layer 1) depends on ladder (layer 3)"]);
+        assert_eq!(wrong, ["segment (layer 1) depends on ladder (layer 4)"]);
         let optional = "[dependencies]\nlink = { path = \"../link\", optional = true }\n";
         let wrong = planted(&[("link", ""), ("rung", optional)]);
         assert_eq!(wrong, ["rung (layer 0) depends on link (layer 1)"]);
