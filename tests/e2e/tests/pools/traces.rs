@@ -91,7 +91,7 @@ pub(crate) fn traces_are_by_the_contract() -> Outcome {
     }
     let folder = tempfile::tempdir().map_err(text)?;
     let mut seen = pool_model::trace::Seen::default();
-    let runs: u64 = if stand_in::is_deferred() { 6 } else { 12 };
+    let runs: u64 = if stand_in::is_deferred() { 4 } else { 8 };
     let first = fastrand::u64(..);
     for seed in (0..runs).map(|run| first.wrapping_add(run)) {
         let log = folder.path().join(seed.to_string());
