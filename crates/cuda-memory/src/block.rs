@@ -4,11 +4,13 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use cuda::{Buffer, MemHandle, Stream};
-use rung::{Reason, Refusal};
+use rung::{Reason, Refusal, Storage};
 
 use crate::lock;
+use crate::memory::CudaMemory;
 
 /// A number that nothing else of this process has: blocks, and imports.
 #[must_use]
@@ -45,6 +47,9 @@ impl std::fmt::Debug for Block {
         write!(f, "Block({}, {:?})", self.serial, self.buffer)
     }
 }
+
+/// How long a canary's stream has something else to do first.
+const BUSY: Duration = Duration::from_millis(10);
 
 /// How a block crosses by a handle of the older kind.
 #[derive(Debug, Clone)]
@@ -87,10 +92,27 @@ impl Block {
         self.born_for_peers
     }
 
-    /// As a canary, whose contents come from another buffer in time.
-    #[must_use]
-    pub fn with_contents(self, contents: Vec<u8>, from: Buffer) -> Self {
-        Self { contents: Some((contents.into(), from)), ..self }
+    /// A canary's memory: its contents come by work that has yet to run when it is sent, so that whoever waits for nothing
+    /// reads something else.
+    ///
+    /// # Errors
+    ///
+    /// What the driver answers.
+    pub fn written_late(
+        buffer: Buffer,
+        stream: Stream,
+        contents: Vec<u8>,
+    ) -> Result<Storage, Refusal> {
+        let len = contents.len();
+        let written = Buffer::plain(stream.context(), len)?;
+        written.write_at(0, &contents, &stream)?;
+        buffer.fill(0xC5, &stream)?;
+        stream.synchronize()?;
+        stream.pause(BUSY)?;
+        buffer.copy_from(&written, &stream)?;
+        let contents = Some((contents.into(), written));
+        let block = Self { contents, ..Self::new(buffer, stream) };
+        Ok(Storage::new(CudaMemory::own(Hold::new(block), false, 0, len)))
     }
 
     /// How it crosses by a handle; asked of the driver for this very memory, once.

@@ -148,7 +148,7 @@ impl EventWire {
 }
 
 /// Done-events of one receipt, at most: as many streams as used one lease; for more of them its receipt waits.
-pub const DONE: usize = 64;
+const DONE: usize = 64;
 
 /// What is left to do before a lease's owner may go on.
 #[derive(Debug)]
@@ -252,6 +252,16 @@ impl Exchange {
         lock(&self.ready).give(ready);
     }
 
+    /// A lease has ended, with this ready-event.
+    pub fn lease_ended(&self, ready: Option<Ours>, peer_is_gone: bool) {
+        match ready {
+            Some(ready) if peer_is_gone => self.give_back(ready),
+            // A peer that is there may yet wait for it.
+            Some(ready) => std::mem::forget(ready),
+            None => {}
+        }
+    }
+
     /// A ready-event of the peer's, opened once.
     ///
     /// # Errors
@@ -265,19 +275,19 @@ impl Exchange {
         opened(&self.their_ready, wire, context)
     }
 
-    /// A stream used what was lent: what still runs there, if anything does. `may_wait`: whether the peer can wait for
-    /// it.
+    /// Streams used what was lent: what still runs there. `may_wait`: whether the peer can wait for it.
     #[must_use]
-    pub fn used(&self, pair: &Pair, stream: Stream, may_wait: bool) -> Option<Unfinished> {
-        if stream.is_done().unwrap_or(false) {
-            return None;
+    pub fn used(&self, pair: &Pair, streams: Vec<Stream>, may_wait: bool) -> Vec<Unfinished> {
+        let mut unfinished = Vec::new();
+        for stream in streams.into_iter().filter(|stream| !stream.is_done().unwrap_or(false)) {
+            let may_wait = may_wait && unfinished.len() < DONE && pair.has_events(stream.device());
+            let event = if may_wait { recorded(&self.done, &stream) } else { Ok(None) };
+            unfinished.push(Unfinished(match event {
+                Ok(Some(ours)) => Left::Event(ours),
+                _ => Left::Stream(stream),
+            }));
         }
-        let may_wait = may_wait && pair.has_events(stream.device());
-        let event = if may_wait { recorded(&self.done, &stream) } else { Ok(None) };
-        Some(Unfinished(match event {
-            Ok(Some(ours)) => Left::Event(ours),
-            _ => Left::Stream(stream),
-        }))
+        unfinished
     }
 
     /// What a receipt says of what is left: a done-event, or nothing, after it has waited.

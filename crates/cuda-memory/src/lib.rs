@@ -9,6 +9,7 @@
 //! | [`offer`] | what each process says of its devices; what follows for the pair |
 //! | [`block`] | memory of ours, who uses it, and who hears of their end |
 //! | [`events`] | the order of work between two processes: ready- and done-events |
+//! | [`lease`] | a lease on memory of a peer's |
 //! | [`memory`] | both as the memory of storages |
 //! | [`tensor`] | tensors that are born for peers, or of memory that somebody else allocated |
 //! | `dlpack` | tensors of other frameworks (feature `dlpark`) |
@@ -35,6 +36,7 @@ pub mod block;
 #[cfg(feature = "dlpark")]
 pub mod dlpack;
 pub mod events;
+pub mod lease;
 pub mod memory;
 pub mod offer;
 pub mod tensor;

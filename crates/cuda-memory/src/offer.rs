@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use rung::{Device, Meta, Offer, Reach, Reason, Refusal, RungId};
+use rung::{Device, Fault, Meta, Offer, Reach, Reason, Refusal, RungId};
 use serde::{Deserialize, Serialize};
 
 /// The version of what parcels hold.
@@ -140,6 +140,28 @@ impl Pair {
             if has_context { Reach::Ready } else { Reach::Idle }
         };
         self.mine.iter().map(|(device, _)| (*device, reach(*device))).collect()
+    }
+
+    /// A device by its place in this side's offer.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::DeviceUnknown`].
+    pub fn place_of(&self, device: Device) -> Result<usize, Refusal> {
+        let place = self.mine.iter().position(|(mine, _)| *mine == device);
+        place.ok_or_else(|| Refusal::new(Reason::DeviceUnknown, device.to_string()))
+    }
+
+    /// The device at a place of the peer's offer, which this side has too.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::DeviceUnknown`].
+    pub fn device_at(&self, place: usize) -> Result<Device, Fault> {
+        let device = self.theirs.get(place).map(|(device, _)| *device);
+        let device = device.ok_or_else(|| Fault::new(Reason::DeviceUnknown, "no such place"))?;
+        self.place_of(device)?;
+        Ok(device)
     }
 
     /// Whether events of this device order work across both processes.

@@ -12,7 +12,8 @@ use rung::{Fault, Reason, Refusal};
 
 use crate::context::{Context, Entered};
 use crate::functions::{MemAccessDesc, MemAllocationProp, MemLocation};
-use crate::memory::{Buffer, Keeps};
+use crate::keeps::Keeps;
+use crate::memory::Buffer;
 
 /// What names an allocation to another process, in the older way: good while this process keeps it.
 ///

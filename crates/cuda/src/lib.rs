@@ -64,6 +64,7 @@ pub mod driver;
 mod functions;
 pub mod host;
 pub mod ipc;
+mod keeps;
 pub mod memory;
 pub mod pool;
 pub mod slices;

@@ -16,7 +16,8 @@ use rung::{Fault, Reason, Refusal};
 use crate::context::Context;
 use crate::functions::{MemAccessDesc, MemLocation, MemPoolProps};
 use crate::ipc::{ON_DEVICE, PINNED, POSIX_DESCRIPTOR, READ_WRITE};
-use crate::memory::{Buffer, Keeps, Pooled};
+use crate::keeps::{Keeps, Pooled};
+use crate::memory::Buffer;
 use crate::stream::Stream;
 
 /// A pool, ours or another process's; a clone is the same pool, and memory of it keeps it.

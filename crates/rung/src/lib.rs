@@ -31,6 +31,7 @@
 //! | [`mod@bridge`] | values from and to any type that `serde` knows, tensors in them without a copy |
 //! | [`mod@parcel`] | `Offer`, `Parcel`, `Receipt`: metadata plus owned platform handles |
 //! | [`mod@sent`] | what goes to a peer once, and by its number from then on |
+//! | [`mod@wake`] | how a session asks that something be sent |
 //! | [`mod@traits`] | `Rung`, and what it opens: a `Carrier` or a `Form` |
 //! | [`mod@reason`] | `Refusal` ("cannot apply here", data) and `Fault` (broken, an error) |
 //! | [`mod@limits`] | every cap, in one place |
@@ -57,6 +58,7 @@ pub mod storage;
 pub mod tensor;
 pub mod traits;
 pub mod value;
+pub mod wake;
 
 pub use array::Array;
 pub use bridge::{BridgeError, from_value, to_value};

@@ -1,12 +1,11 @@
 //! One peer's session as a carrier, on either rung.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cuda::{Buffer, Context, MemHandle, Stream};
 use cuda_memory::CudaMemory;
 use cuda_memory::block::{Block, Hold, Token};
-use cuda_memory::events::{EventWire, Ours, Ready, Streams, from_text, to_text};
+use cuda_memory::events::{EventWire, Ours, from_text, to_text};
 use cuda_memory::memory;
 use rung::{
     Carrier, Device, Fault, Fill, Handle, LeaseId, Memory, Meta, Packed, Parcel, Provenance, Reach,
@@ -15,7 +14,6 @@ use rung::{
 use serde::{Deserialize, Serialize};
 
 use crate::import::Source;
-use crate::lease::Lease;
 use crate::session::{Key, Lookers, ReceiptMeta, Session};
 use crate::staging::forget;
 
@@ -109,6 +107,8 @@ struct Lending {
     staged: bool,
 }
 
+type Lease = cuda_memory::lease::Lease<Session>;
+
 /// The lease of this crate's that a storage is under.
 fn borrowed(storage: &Storage) -> Option<&Lease> {
     match storage.memory_as::<CudaMemory>()?.source() {
@@ -126,12 +126,6 @@ pub(crate) struct CudaCarrier {
 impl CudaCarrier {
     pub(crate) fn new(kind: Kind, session: Session) -> Self {
         Self { kind, session: Arc::new(session) }
-    }
-
-    /// A device by its place in this side's offer.
-    fn place_of(&self, device: Device) -> Result<usize, Refusal> {
-        let place = self.session.pair.mine.iter().position(|(mine, _)| *mine == device);
-        place.ok_or_else(|| Refusal::new(Reason::DeviceUnknown, device.to_string()))
     }
 
     /// Ours, as it is.
@@ -288,7 +282,7 @@ impl CudaCarrier {
         let meta = Meta::write(&ParcelMeta {
             b: lending.returned.unwrap_or(number),
             x: (serial != number && lending.returned.is_none()).then_some(serial),
-            d: self.place_of(lending.device)?,
+            d: self.session.pair.place_of(lending.device)?,
             s: lending.size,
             o: lending.offset,
             h,
@@ -376,16 +370,8 @@ impl CudaCarrier {
         let session = &self.session;
         let whole = (device, meta.s);
         let (import, key) = session.obtain(lease, meta.b, whole, source, meta.k)?;
-        let held = Lease {
-            import: Some(Arc::clone(&import)),
-            key,
-            number: meta.b,
-            lease,
-            session: Arc::downgrade(session),
-            ready: Ready::new(meta.e),
-            used: Streams::default(),
-            settles: meta.f,
-        };
+        let how = (key != 0, meta.f);
+        let held = Lease::new(session, (lease, meta.b), Arc::clone(&import), how, meta.e);
         // Where this process has no context of the device, opening it waits until somebody looks: what only
         // forwards needs none.
         if Context::exists(device)
@@ -426,16 +412,8 @@ impl Carrier for CudaCarrier {
             Kind::Legacy => Buffer::plain(&context, len.next_multiple_of(PIECE))?,
             Kind::Shareable => Buffer::shareable(&context, len)?,
         };
-        // Written by work that has yet to run when it is sent: whoever waits for nothing reads something else.
         let stream = Stream::new(&context)?;
-        let written = Buffer::plain(&context, len)?;
-        written.write_at(0, &contents, &stream)?;
-        buffer.fill(0xC5, &stream)?;
-        stream.synchronize()?;
-        stream.pause(BUSY)?;
-        buffer.copy_from(&written, &stream)?;
-        let block = Block::new(buffer, stream).with_contents(contents, written);
-        Ok(Storage::new(CudaMemory::own(Hold::new(block), false, 0, len)))
+        Block::written_late(buffer, stream, contents)
     }
 
     fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
@@ -447,7 +425,7 @@ impl Carrier for CudaCarrier {
         }
         let memory = CudaMemory::of(storage)?;
         // Before anything is set up for it.
-        self.place_of(memory.device())?;
+        self.session.pair.place_of(memory.device())?;
         let range = memory.range();
         let lending = match (memory.source(), self.kind) {
             (memory::Source::Own(hold, _), Kind::Legacy) => self.own(hold, range.start)?,
@@ -504,12 +482,7 @@ impl Carrier for CudaCarrier {
         if isize::try_from(len).is_err() || isize::try_from(meta.s).is_err() {
             return Err(Fault::new(Reason::WrongSize, "more than there can be"));
         }
-        let pair = &self.session.pair;
-        let device = pair.theirs.get(meta.d).map(|(device, _)| *device);
-        let device = device.ok_or_else(|| Fault::new(Reason::DeviceUnknown, "no such place"))?;
-        if !pair.mine.iter().any(|(mine, _)| *mine == device) {
-            return Err(Fault::new(Reason::DeviceUnknown, device.to_string()));
-        }
+        let device = self.session.pair.device_at(meta.d)?;
         let memory = if meta.r || meta.t.is_some() {
             self.returned(&meta, len)?
         } else {
@@ -561,12 +534,9 @@ impl Carrier for CudaCarrier {
     }
 
     fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
-        self.session.wake_with(wake);
+        self.session.wake.set(wake);
     }
 }
-
-/// How long a canary's stream has something else to do first.
-const BUSY: Duration = Duration::from_millis(10);
 
 /// The owner of what is lent.
 struct Lent {

@@ -8,6 +8,7 @@ use cuda::ipc::Shareable;
 use cuda::{Buffer, Context, MemHandle, Stream};
 use cuda_memory::block::{Watcher, Watchers, serial};
 use cuda_memory::events::Streams;
+use cuda_memory::lease::Mapped;
 use cuda_memory::lock;
 use rung::{Device, Fault, Reason, Refusal};
 
@@ -33,7 +34,7 @@ pub(crate) struct Import {
     /// For copies to the host: its own, so that an owner who is never done holds up nobody else's.
     reads: OnceLock<Stream>,
     /// What still has to run before it is closed.
-    pub(crate) streams: Streams,
+    streams: Streams,
     owner_gone: AtomicBool,
     watchers: Watchers,
 }
@@ -143,6 +144,28 @@ impl Import {
 
 fn system(error: std::io::Error) -> Refusal {
     Refusal::new(Reason::NoDescriptors, error.to_string())
+}
+
+impl Mapped for Import {
+    fn device(&self) -> Device {
+        self.device
+    }
+
+    fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    fn open(&self) -> Result<Buffer, Fault> {
+        Self::open(self)
+    }
+
+    fn reads(&self) -> Result<Stream, Fault> {
+        Self::reads(self)
+    }
+
+    fn streams(&self) -> &Streams {
+        &self.streams
+    }
 }
 
 impl Drop for Import {

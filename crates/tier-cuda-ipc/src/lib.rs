@@ -41,10 +41,10 @@
 //! | module | what |
 //! |---|---|
 //! | `staging` | shareable memory that other memory is copied into |
-//! | `import`, `lease` | memory of a peer's, mapped once; a lease on it |
+//! | `import` | memory of a peer's, mapped once |
 //! | `session`, `carrier` | what is lent and kept, and the carrier |
 //!
-//! Tensors, the memory of both sides, and events are those of [`cuda_memory`], for every rung of devices.
+//! Tensors, the memory of both sides, leases, and events are those of [`cuda_memory`], for every rung of devices.
 //!
 //! # What it does not do
 //!
@@ -54,7 +54,6 @@
 
 mod carrier;
 mod import;
-mod lease;
 mod session;
 mod staging;
 

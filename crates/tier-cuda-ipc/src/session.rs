@@ -6,14 +6,15 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use cuda::Stream;
 use cuda_memory::block::{Block, Hold, Watcher, serial};
-use cuda_memory::events::{DONE, EventWire, Exchange, Ours, Unfinished};
+use cuda_memory::events::{EventWire, Exchange, Ours};
+use cuda_memory::lease::{Borrower, Ended, Unsettled};
 use cuda_memory::lock;
 use cuda_memory::offer::Pair;
 use rung::sent::{Naming as How, Sent};
+use rung::wake::Wake;
 use rung::{Device, Fault, LeaseId, Meta, Reason, Storage};
 use serde::{Deserialize, Serialize};
 
@@ -80,15 +81,7 @@ pub(crate) struct Session {
     imports: Mutex<Imports>,
     /// The peer is gone for sure.
     gone: AtomicBool,
-    wake: OnceLock<Wake>,
-}
-
-struct Wake(Arc<dyn Fn() + Send + Sync>);
-
-impl std::fmt::Debug for Wake {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Wake")
-    }
+    pub(crate) wake: Wake,
 }
 
 /// A lease that is out.
@@ -130,20 +123,12 @@ struct Kept {
     retired: Vec<u64>,
 }
 
-/// What has to be done before a lease's owner may go on.
-#[derive(Debug)]
-enum Done {
-    Used(Unfinished),
-    /// To be unmapped first.
-    Unmap(Arc<Import>),
-}
-
 #[derive(Debug, Default)]
 struct Imports {
     kept: HashMap<Key, Kept>,
     /// What is not kept, while it is there: by the peer's numbers.
     once: Vec<(Key, Weak<Import>)>,
-    finished: HashMap<LeaseId, Vec<Done>>,
+    finished: HashMap<LeaseId, Unsettled<Import>>,
     unknown: HashSet<LeaseId>,
     /// Leases whose memory was lent on, and what is to be told of it at once.
     lent_on: HashSet<LeaseId>,
@@ -181,23 +166,12 @@ impl Session {
             exports: Mutex::default(),
             imports: Mutex::default(),
             gone: AtomicBool::new(false),
-            wake: OnceLock::new(),
+            wake: Wake::default(),
         }
     }
 
     pub(crate) fn next_lease(&self) -> LeaseId {
         LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed))
-    }
-
-    pub(crate) fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
-        // The first one counts; a session has one transport.
-        let _ = self.wake.set(Wake(wake));
-    }
-
-    fn wake(&self) {
-        if let Some(Wake(wake)) = self.wake.get() {
-            wake();
-        }
     }
 }
 
@@ -236,7 +210,7 @@ impl Session {
             exports.numbers.insert(serial, number);
         }
         // Where the transport has no way to say that something is gone, the peer must not keep it.
-        let may_keep = !Self::keeps_enough(&exports) && self.wake.get().is_some();
+        let may_keep = !Self::keeps_enough(&exports) && self.wake.is_set();
         let how = if once { How::Once } else { exports.sent.name(number, lease, may_keep) };
         if how != How::Once {
             exports.numbers.insert(serial, number);
@@ -309,7 +283,7 @@ impl Session {
             self.events.give_back(ready);
         }
         if tells {
-            self.wake();
+            self.wake.wake();
         }
     }
 
@@ -322,12 +296,7 @@ impl Session {
         let gone = self.gone.load(Ordering::Acquire);
         let is_idle = exports.is_idle();
         drop(exports);
-        match ready {
-            Some(ready) if gone => self.events.give_back(ready),
-            // A peer that is there may yet wait for it.
-            Some(ready) => std::mem::forget(ready),
-            None => {}
-        }
+        self.events.lease_ended(ready, gone);
         if is_idle {
             self.events.nothing_lent();
         }
@@ -353,17 +322,13 @@ impl Session {
         out.filter_map(|out| out.forwarded.as_ref()?.upgrade()).collect()
     }
 
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Acquire)
-    }
-
     /// What this side was lent goes on to another: its owner hears of it.
     pub(crate) fn note_lent_on(&self, lease: LeaseId, number: Key) {
         let mut imports = lock(&self.imports);
         if imports.lent_on.insert(lease) {
             imports.lent_on_now.push(number);
             drop(imports);
-            self.wake();
+            self.wake.wake();
         }
     }
 
@@ -412,7 +377,7 @@ impl Watcher for Session {
         if is_idle {
             self.events.nothing_lent();
         }
-        self.wake();
+        self.wake.wake();
     }
 
     /// The owner of what was lent on is gone.
@@ -421,7 +386,40 @@ impl Watcher for Session {
         let Some(number) = exports.numbers.get(&serial).copied() else { return };
         exports.lost.push(number);
         drop(exports);
-        self.wake();
+        self.wake.wake();
+    }
+}
+
+impl Borrower for Session {
+    type Import = Import;
+
+    fn events(&self) -> &Exchange {
+        &self.events
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    fn let_go(&self, ended: Ended<Import>) {
+        let Ended { lease, number, used, once, settles } = ended;
+        let is_kept = once.is_none();
+        let unsettled = Unsettled { used: self.events.used(&self.pair, used, !settles), once };
+        let mut imports = lock(&self.imports);
+        let before =
+            if unsettled.is_empty() { None } else { imports.finished.insert(lease, unsettled) };
+        let mut gone = None;
+        if let Some(kept) = imports.kept.get_mut(&number).filter(|_| is_kept) {
+            kept.leases = kept.leases.saturating_sub(1);
+            if kept.leases == 0 && !kept.retired.is_empty() {
+                gone = imports.kept.remove(&number);
+            }
+        }
+        drop(imports);
+        drop(before);
+        if let Some(Kept { import, retired, .. }) = gone {
+            self.unmap(vec![(import, retired)]);
+        }
     }
 }
 
@@ -483,21 +481,6 @@ impl Session {
         }
     }
 
-    /// A lease on what is kept has ended.
-    pub(crate) fn let_go(&self, key: Key) {
-        let mut imports = lock(&self.imports);
-        let Some(kept) = imports.kept.get_mut(&key) else { return };
-        kept.leases = kept.leases.saturating_sub(1);
-        if kept.leases > 0 || kept.retired.is_empty() {
-            return;
-        }
-        let kept = imports.kept.remove(&key);
-        drop(imports);
-        if let Some(Kept { import, retired, .. }) = kept {
-            self.unmap(vec![(import, retired)]);
-        }
-    }
-
     /// Lets go of mappings, and then tells the peer.
     fn unmap(&self, gone: Vec<(Arc<Import>, Vec<u64>)>) {
         let mut closed = Vec::new();
@@ -512,7 +495,7 @@ impl Session {
         drop(imports);
         self.note_idle();
         if tells {
-            self.wake();
+            self.wake.wake();
         }
     }
 
@@ -524,34 +507,10 @@ impl Session {
         }
     }
 
-    /// A lease was let go, and these streams used it: what still runs there is told with the receipt.
-    pub(crate) fn note_used(
-        &self,
-        lease: LeaseId,
-        used: Vec<Stream>,
-        once: Option<Arc<Import>>,
-        settles: bool,
-    ) {
-        let mut finished: Vec<Done> = once.into_iter().map(Done::Unmap).collect();
-        for stream in used {
-            let may_wait = !settles && finished.len() < DONE;
-            let used = self.events.used(&self.pair, stream, may_wait);
-            finished.extend(used.map(Done::Used));
-        }
-        if !finished.is_empty() {
-            lock(&self.imports).finished.insert(lease, finished);
-        }
-    }
-
     /// Whether nothing is left that its receipt would have to wait for.
     pub(crate) fn is_settled(&self, lease: LeaseId) -> bool {
         let imports = lock(&self.imports);
-        imports.finished.get(&lease).is_none_or(|finished| {
-            finished.iter().all(|done| match done {
-                Done::Used(unfinished) => unfinished.is_settled(),
-                Done::Unmap(import) => import.streams.are_done(),
-            })
-        })
+        imports.finished.get(&lease).is_none_or(Unsettled::is_settled)
     }
 
     /// What the receipt of a lease says; waits where the peer cannot.
@@ -561,12 +520,8 @@ impl Session {
         let mut said = ReceiptMeta { u, l, d: Vec::new() };
         let finished = imports.finished.remove(&lease).unwrap_or_default();
         drop(imports);
-        for done in finished {
-            match done {
-                Done::Used(unfinished) => said.d.extend(self.events.say(unfinished)),
-                Done::Unmap(import) => drop(import),
-            }
-        }
+        drop(finished.once);
+        said.d.extend(finished.used.into_iter().filter_map(|used| self.events.say(used)));
         self.note_idle();
         let is_empty = !said.u && !said.l && said.d.is_empty();
         if is_empty { None } else { Meta::write(&said).ok() }
@@ -653,7 +608,7 @@ impl Session {
             import.owner_is_gone();
         }
         if tells {
-            self.wake();
+            self.wake.wake();
         }
         if !gone.is_empty() || !freed.is_empty() {
             // Unmapping and freeing wait for work of the device, and whoever reads the socket is here. Without a

@@ -1,12 +1,11 @@
 //! One peer's session as a carrier.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cuda::{Buffer, Context, PointerHandle, Stream};
 use cuda_memory::CudaMemory;
 use cuda_memory::block::{Block, Hold, Token};
-use cuda_memory::events::{EventWire, Ours, Ready, Streams, from_text, to_text};
+use cuda_memory::events::{EventWire, Ours, from_text, to_text};
 use cuda_memory::memory::Source;
 use rung::sent::Naming;
 use rung::{
@@ -17,7 +16,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::contract::{Allocated, Exported, Home};
 use crate::import::Import;
-use crate::lease::Lease;
 use crate::pools::{MAX_BYTES, STEP, allocate, too_large};
 use crate::session::{End, ReceiptMeta, Session};
 use crate::steps::Said;
@@ -29,13 +27,13 @@ struct ParcelMeta {
     /// The number of the allocation; of the receiver's own, where it comes back.
     b: u64,
     /// The number of its pool.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     p: u64,
     /// The device: its place in the sender's offer.
     d: usize,
     /// Bytes of the allocation, and where in it the storage begins.
     s: usize,
-    #[serde(default, skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_default")]
     o: usize,
     /// The handle of the pointer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,15 +52,18 @@ struct ParcelMeta {
     t: Option<String>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
-fn is_none(number: &usize) -> bool {
-    *number == 0
+/// Where in its allocation a buffer begins, and the bytes of that.
+fn place_in_allocation(buffer: &Buffer) -> Result<(usize, usize), Refusal> {
+    let (start, size) = buffer.attributes()?.range;
+    let before = buffer.address().checked_sub(start).and_then(|at| usize::try_from(at).ok());
+    Ok((before.ok_or(Reason::OutOfBounds)?, size))
 }
+
+type Lease = cuda_memory::lease::Lease<Session>;
 
 #[derive(Debug)]
 pub(crate) struct PoolCarrier {
@@ -88,12 +89,6 @@ impl PoolCarrier {
         Self { session: Arc::new(session) }
     }
 
-    /// A device by its place in this side's offer.
-    fn place_of(&self, device: Device) -> Result<usize, Refusal> {
-        let place = self.session.pair.mine.iter().position(|(mine, _)| *mine == device);
-        place.ok_or_else(|| Refusal::new(Reason::DeviceUnknown, device.to_string()))
-    }
-
     /// Ours: a pool's, and of a size that drivers bear.
     fn lend(
         &self,
@@ -110,7 +105,7 @@ impl PoolCarrier {
         let pool = pool.ok_or_else(|| {
             Refusal::new(Reason::OtherAllocator, "not of a shareable pool of this process")
         })?;
-        let (start, size) = buffer.attributes()?.range;
+        let (before, size) = place_in_allocation(buffer)?;
         if size > MAX_BYTES {
             return Err(too_large(size));
         }
@@ -118,9 +113,7 @@ impl PoolCarrier {
             let detail = format!("{size} bytes, which is no multiple of {} MiB (D3)", STEP >> 20);
             return Err(Refusal::new(Reason::OtherAllocator, detail));
         }
-        let before = buffer.address().checked_sub(start).and_then(|at| usize::try_from(at).ok());
-        let before = before.ok_or(Reason::OutOfBounds)?;
-        let device = self.place_of(buffer.device())?;
+        let device = self.session.pair.place_of(buffer.device())?;
         // O2: the pool before any pointer of it.
         let exported = pool.exported()?;
         let handle = exported.pointer(buffer)?;
@@ -194,12 +187,12 @@ impl PoolCarrier {
             let what = "another process's, of a pool, which goes no further (O8)";
             return Err(Refusal::new(Reason::OtherAllocator, what));
         }
-        let import = theirs.import.as_ref().ok_or(Reason::UnknownLease)?;
+        let import = theirs.import()?;
         let lease = session.next_lease();
         let meta = Meta::write(&ParcelMeta {
             b: theirs.number,
             p: 0,
-            d: self.place_of(import.device)?,
+            d: self.session.pair.place_of(import.device)?,
             s: import.size,
             o: range.start,
             h: None,
@@ -230,8 +223,7 @@ impl PoolCarrier {
             None => self.session.own(meta.b),
         };
         let found = hold.and_then(|hold| {
-            let start = hold.block().buffer.attributes().ok()?.range.0;
-            let before = usize::try_from(hold.block().buffer.address().checked_sub(start)?).ok()?;
+            let (before, _) = place_in_allocation(&hold.block().buffer).ok()?;
             let offset = meta.o.checked_sub(before)?;
             let fits = offset.checked_add(len)? <= hold.block().buffer.len();
             fits.then_some((hold, offset))
@@ -263,15 +255,9 @@ impl PoolCarrier {
         let pool = session.pool(lease, meta.p, device, descriptor)?;
         let import = Import::of(pool, meta.b, meta.s, handle)?;
         session.hold(lease, meta.b, &import, meta.k)?;
-        let held = Lease {
-            import: Some(import),
-            number: meta.b,
-            lease,
-            session: Arc::downgrade(session),
-            is_kept: meta.k,
-            ready: Ready::new(meta.e),
-            used: Streams::default(),
-        };
+        // What is not kept is freed before its receipt, after all work on it (O6).
+        let how = (meta.k, !meta.k);
+        let held = Lease::new(session, (lease, meta.b), import, how, meta.e);
         // Where this process has no context of the device, opening it waits until somebody looks.
         if Context::exists(device) {
             held.open_all()?;
@@ -289,17 +275,9 @@ impl Carrier for PoolCarrier {
         let context = Context::of(device)?;
         let mut contents = vec![0; len];
         fill(&mut contents);
-        // Written by work that has yet to run when it is sent: whoever waits for nothing reads something else.
         let stream = Stream::new(&context)?;
         let buffer = allocate(&stream, len)?;
-        let written = Buffer::plain(&context, len)?;
-        written.write_at(0, &contents, &stream)?;
-        buffer.fill(0xC5, &stream)?;
-        stream.synchronize()?;
-        stream.pause(BUSY)?;
-        buffer.copy_from(&written, &stream)?;
-        let block = Block::new(buffer, stream).with_contents(contents, written);
-        Ok(Storage::new(CudaMemory::own(Hold::new(block), false, 0, len)))
+        Block::written_late(buffer, stream, contents)
     }
 
     fn export(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
@@ -335,12 +313,7 @@ impl Carrier for PoolCarrier {
         if isize::try_from(len).is_err() {
             return Err(Fault::new(Reason::WrongSize, "more than there can be"));
         }
-        let pair = &self.session.pair;
-        let device = pair.theirs.get(meta.d).map(|(device, _)| *device);
-        let device = device.ok_or_else(|| Fault::new(Reason::DeviceUnknown, "no such place"))?;
-        if !pair.mine.iter().any(|(mine, _)| *mine == device) {
-            return Err(Fault::new(Reason::DeviceUnknown, device.to_string()));
-        }
+        let device = self.session.pair.device_at(meta.d)?;
         let is_ours = meta.r || meta.t.is_some();
         if handles.len() > usize::from(!is_ours) {
             return Err(Fault::new(Reason::WrongHandles, format!("{}", handles.len())));
@@ -395,12 +368,9 @@ impl Carrier for PoolCarrier {
     }
 
     fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
-        self.session.wake_with(wake);
+        self.session.wake.set(wake);
     }
 }
-
-/// How long a canary's stream has something else to do first.
-const BUSY: Duration = Duration::from_millis(10);
 
 /// The owner of what is lent: pins it until the lease is home (O3).
 struct Lent {

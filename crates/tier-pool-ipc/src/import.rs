@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 use cuda::{Buffer, Context, PointerHandle, Pool, Stream, WeakPool};
 use cuda_memory::block::serial;
 use cuda_memory::events::Streams;
+use cuda_memory::lease::Mapped;
 use cuda_memory::lock;
 use rung::{Device, Fault, Reason, Refusal};
 
@@ -118,7 +119,7 @@ pub(crate) struct Import {
     /// For copies to the host: its own, so that an owner who is never done holds up nobody else's.
     reads: OnceLock<Stream>,
     /// What still has to run before it is freed.
-    pub(crate) streams: Streams,
+    streams: Streams,
     owner_gone: AtomicBool,
 }
 
@@ -277,6 +278,28 @@ fn free(buffer: Buffer, stream: &Stream) -> Result<(), Refusal> {
     let freed = stream.synchronize();
     drop(pool);
     freed
+}
+
+impl Mapped for Import {
+    fn device(&self) -> Device {
+        self.device
+    }
+
+    fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    fn open(&self) -> Result<Buffer, Fault> {
+        Self::open(self)
+    }
+
+    fn reads(&self) -> Result<Stream, Fault> {
+        Self::reads(self)
+    }
+
+    fn streams(&self) -> &Streams {
+        &self.streams
+    }
 }
 
 impl Drop for Import {

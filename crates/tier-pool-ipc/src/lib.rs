@@ -29,7 +29,7 @@
 //! |---|---|
 //! | [`contract`] | the states of an allocation, and the proofs between them |
 //! | `pools` | this process's pools, and tensors in them |
-//! | `import`, `lease` | memory of a peer's pool, imported once; a lease on it |
+//! | `import` | memory of a peer's pool, imported once |
 //! | `session`, `carrier` | what is lent and kept, and the carrier |
 //! | `steps` | what was done, as `tracing` events |
 //!
@@ -43,7 +43,6 @@
 mod carrier;
 pub mod contract;
 mod import;
-mod lease;
 mod pools;
 mod session;
 mod steps;

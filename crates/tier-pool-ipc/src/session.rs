@@ -6,14 +6,16 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use cuda::{Pool, Stream, WeakPool};
+use cuda::{Pool, WeakPool};
 use cuda_memory::block::{Block, Hold, Watcher};
-use cuda_memory::events::{DONE, EventWire, Exchange, Ours, Unfinished};
+use cuda_memory::events::{EventWire, Exchange, Ours};
+use cuda_memory::lease::{Borrower, Ended, Unsettled};
 use cuda_memory::lock;
 use cuda_memory::offer::Pair;
 use rung::sent::{Naming, Sent};
+use rung::wake::Wake;
 use rung::{Device, Fault, LeaseId, Meta, Reason};
 use serde::{Deserialize, Serialize};
 
@@ -109,14 +111,6 @@ struct Theirs {
     is_retired: bool,
 }
 
-/// What has to be done before a lease's owner may go on.
-#[derive(Debug)]
-enum Done {
-    Used(Unfinished),
-    /// To be freed first.
-    Free(Arc<Import>),
-}
-
 /// A lease that was taken, and that its owner has heard nothing of.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
@@ -134,7 +128,7 @@ struct Imports {
     once: Vec<Weak<Import>>,
     /// Leases that were taken.
     held: HashMap<LeaseId, Taken>,
-    finished: HashMap<LeaseId, Vec<Done>>,
+    finished: HashMap<LeaseId, Unsettled<Import>>,
     unknown: HashSet<LeaseId>,
     /// To be told.
     freed: Vec<u64>,
@@ -183,15 +177,7 @@ pub(crate) struct Session {
     imports: Mutex<Imports>,
     /// The peer is gone for sure.
     gone: AtomicBool,
-    wake: OnceLock<Wake>,
-}
-
-struct Wake(Arc<dyn Fn() + Send + Sync>);
-
-impl std::fmt::Debug for Wake {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Wake")
-    }
+    pub(crate) wake: Wake,
 }
 
 impl Session {
@@ -203,27 +189,12 @@ impl Session {
             exports: Mutex::default(),
             imports: Mutex::default(),
             gone: AtomicBool::new(false),
-            wake: OnceLock::new(),
+            wake: Wake::default(),
         }
     }
 
     pub(crate) fn next_lease(&self) -> LeaseId {
         LeaseId(self.next_lease.fetch_add(1, Ordering::Relaxed))
-    }
-
-    pub(crate) fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
-        // The first one counts; a session has one transport.
-        let _ = self.wake.set(Wake(wake));
-    }
-
-    fn wake(&self) {
-        if let Some(Wake(wake)) = self.wake.get() {
-            wake();
-        }
-    }
-
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Acquire)
     }
 
     /// What is said of an allocation of ours, and of the peer's.
@@ -268,7 +239,7 @@ impl Session {
         // Where the transport has no way to say that something is gone, the peer must not keep it.
         let has_room = exports.kept.len() < KEPT || exports.kept.contains_key(&number);
         // Of a peer that is gone no word will come: then its lease pins it, which ends by that death.
-        let keep = self.wake.get().is_some() && has_room && !self.is_gone();
+        let keep = self.wake.is_set() && has_room && !self.is_gone();
         let may_keep_pool = exports.pools.len() < POOLS;
         let terms = Terms { pool: exports.pools.name(pool, lease, may_keep_pool), keep };
         let out = Out { home: false, number, pool, ready, hold: Some(Arc::clone(hold)) };
@@ -347,7 +318,7 @@ impl Session {
             self.events.give_back(ready);
         }
         if tells {
-            self.wake();
+            self.wake.wake();
         }
     }
 
@@ -369,12 +340,7 @@ impl Session {
         }
         let is_idle = exports.out.is_empty() && exports.kept.is_empty();
         drop(exports);
-        match out.as_ref().and_then(|out| out.ready.clone()) {
-            Some(ready) if gone => self.events.give_back(ready),
-            // A peer that is there may yet wait for it.
-            Some(ready) => std::mem::forget(ready),
-            None => {}
-        }
+        self.events.lease_ended(out.as_ref().and_then(|out| out.ready.clone()), gone);
         if is_idle {
             self.events.nothing_lent();
         }
@@ -391,7 +357,7 @@ impl Session {
         // It may have gone meanwhile.
         if self.is_gone() {
             let quarantine = std::mem::take(&mut lock(&self.exports).quarantine);
-            quarantine.into_iter().for_each(|pin| drop(pin.dead(Dead(())).reclaim()));
+            reclaim(HashMap::new(), quarantine);
         }
     }
 
@@ -415,11 +381,15 @@ impl Session {
             let exports = &mut *exports;
             (std::mem::take(&mut exports.kept), std::mem::take(&mut exports.quarantine), theirs)
         };
-        // O9: with its process went its mappings and its work.
-        let pins = kept.into_values().map(|kept| kept.pin).chain(quarantine);
-        pins.for_each(|pin| drop(pin.dead(Dead(())).reclaim()));
+        reclaim(kept, quarantine);
         theirs.iter().for_each(|import| import.owner_is_gone());
     }
+}
+
+/// O9: with a dead peer's process went its mappings and its work.
+fn reclaim(kept: HashMap<u64, Kept>, quarantine: Vec<Pinned>) {
+    let pins = kept.into_values().map(|kept| kept.pin).chain(quarantine);
+    pins.for_each(|pin| drop(pin.dead(Dead(())).reclaim()));
 }
 
 impl Watcher for Session {
@@ -433,7 +403,52 @@ impl Watcher for Session {
         self.of_ours(number).step("let-go");
         exports.retired.push(number);
         drop(exports);
-        self.wake();
+        self.wake.wake();
+    }
+}
+
+impl Borrower for Session {
+    type Import = Import;
+
+    fn events(&self) -> &Exchange {
+        &self.events
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    fn note_used(&self, lease: LeaseId, number: u64) {
+        if !crate::steps::are_heard() {
+            return;
+        }
+        let _imports = lock(&self.imports);
+        if !self.is_gone() {
+            self.of_theirs(number).lease("use", lease, false);
+        }
+    }
+
+    fn let_go(&self, ended: Ended<Import>) {
+        let Ended { lease, number, used, once, settles } = ended;
+        let is_kept = once.is_none();
+        let unsettled = Unsettled { used: self.events.used(&self.pair, used, !settles), once };
+        let mut imports = lock(&self.imports);
+        if let Some(taken) = imports.held.get_mut(&lease) {
+            taken.is_let_go = true;
+        }
+        let before =
+            if unsettled.is_empty() { None } else { imports.finished.insert(lease, unsettled) };
+        let mut gone = None;
+        if let Some(kept) = imports.kept.get_mut(&number).filter(|_| is_kept) {
+            kept.leases = kept.leases.saturating_sub(1);
+            let is_over = kept.leases == 0 && kept.is_retired;
+            gone = if is_over { imports.kept.remove(&number) } else { None };
+        }
+        drop(imports);
+        drop(before);
+        if let Some(gone) = gone {
+            self.free(vec![(number, gone.import)]);
+        }
     }
 }
 
@@ -503,55 +518,6 @@ impl Session {
         Ok(())
     }
 
-    /// Work is enqueued under a lease.
-    pub(crate) fn note_used(&self, lease: LeaseId, number: u64) {
-        if !crate::steps::are_heard() {
-            return;
-        }
-        let _imports = lock(&self.imports);
-        if !self.is_gone() {
-            self.of_theirs(number).lease("use", lease, false);
-        }
-    }
-
-    /// A lease was let go, and these streams used it: what still runs there is told with the receipt.
-    pub(crate) fn let_go(
-        &self,
-        lease: LeaseId,
-        number: u64,
-        used: Vec<Stream>,
-        once: Option<Arc<Import>>,
-    ) {
-        // What is freed before its receipt is freed after all work on it.
-        let may_wait = once.is_none();
-        let mut finished: Vec<Done> = Vec::new();
-        for stream in used {
-            let may_wait = may_wait && finished.len() < DONE;
-            let used = self.events.used(&self.pair, stream, may_wait);
-            finished.extend(used.map(Done::Used));
-        }
-        finished.extend(once.map(Done::Free));
-        let mut imports = lock(&self.imports);
-        if let Some(taken) = imports.held.get_mut(&lease) {
-            taken.is_let_go = true;
-        }
-        if !finished.is_empty() {
-            imports.finished.insert(lease, finished);
-        }
-        let retired = match imports.kept.get_mut(&number).filter(|_| may_wait) {
-            None => None,
-            Some(kept) => {
-                kept.leases = kept.leases.saturating_sub(1);
-                let is_over = kept.leases == 0 && kept.is_retired;
-                if is_over { imports.kept.remove(&number) } else { None }
-            }
-        };
-        drop(imports);
-        if let Some(retired) = retired {
-            self.free(vec![(number, retired.import)]);
-        }
-    }
-
     /// Lets go of imports, and then tells the peer (O6).
     fn free(&self, gone: Vec<(u64, Arc<Import>)>) {
         if self.is_gone() {
@@ -575,7 +541,7 @@ impl Session {
         if is_idle {
             self.events.nothing_borrowed();
         }
-        self.wake();
+        self.wake.wake();
     }
 
     /// Whether nothing is left that its receipt would have to wait for.
@@ -584,12 +550,7 @@ impl Session {
         if imports.held.get(&lease).is_some_and(|taken| !taken.is_let_go) {
             return false;
         }
-        imports.finished.get(&lease).is_none_or(|finished| {
-            finished.iter().all(|done| match done {
-                Done::Used(unfinished) => unfinished.is_settled(),
-                Done::Free(import) => import.streams.are_done(),
-            })
-        })
+        imports.finished.get(&lease).is_none_or(Unsettled::is_settled)
     }
 
     /// What the receipt of a lease says; waits where the peer cannot.
@@ -599,12 +560,8 @@ impl Session {
         let finished = imports.finished.remove(&lease).unwrap_or_default();
         let held = imports.held.get(&lease).copied();
         drop(imports);
-        for done in finished {
-            match done {
-                Done::Used(unfinished) => said.d.extend(self.events.say(unfinished)),
-                Done::Free(import) => said.n |= Import::let_go(import).is_err(),
-            }
-        }
+        said.n = finished.once.is_some_and(|import| Import::let_go(import).is_err());
+        said.d.extend(finished.used.into_iter().filter_map(|used| self.events.say(used)));
         let mut imports = lock(&self.imports);
         imports.held.remove(&lease);
         if let Some(Taken { number, .. }) = held.filter(|_| !self.is_gone()) {
@@ -650,11 +607,6 @@ impl Session {
         let mut tells = false;
         let no_more: Vec<Arc<TheirPool>> = {
             let mut imports = lock(&self.imports);
-            p.iter().take(POOLS).filter_map(|number| imports.pools.remove(number)).collect()
-        };
-        drop(no_more);
-        {
-            let mut imports = lock(&self.imports);
             if imports.freed.len() + x.len() > SAID || f.len() > SAID || w.len() > SAID {
                 return Err(Fault::new(Reason::OverCap, "more is said to be gone than was lent"));
             }
@@ -674,7 +626,9 @@ impl Session {
                     }
                 }
             }
-        }
+            p.iter().take(POOLS).filter_map(|number| imports.pools.remove(number)).collect()
+        };
+        drop(no_more);
         self.events.waited(w);
         let mut freed = Vec::new();
         let is_idle = {
@@ -694,7 +648,7 @@ impl Session {
             self.events.nothing_lent();
         }
         if tells {
-            self.wake();
+            self.wake.wake();
         }
         if !gone.is_empty() || !freed.is_empty() {
             // Freeing an import waits for work of the device, and so may what a block of ours has besides; whoever reads
@@ -717,8 +671,7 @@ impl Drop for Session {
         if self.is_gone() {
             // O9: what came after its death was known.
             let exports = std::mem::take(&mut *lock(&self.exports));
-            let pins = exports.kept.into_values().map(|kept| kept.pin).chain(exports.quarantine);
-            pins.for_each(|pin| drop(pin.dead(Dead(())).reclaim()));
+            reclaim(exports.kept, exports.quarantine);
         } else {
             // The peer may be there, and wait for events; what is pinned stays allocated (O9).
             self.events.leave();

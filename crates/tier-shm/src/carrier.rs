@@ -290,6 +290,6 @@ impl Carrier for ShmCarrier {
     }
 
     fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
-        self.session.wake_with(wake);
+        self.session.wake.set(wake);
     }
 }

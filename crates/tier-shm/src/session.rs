@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rung::sent::{Naming, Sent};
+use rung::wake::Wake;
 use rung::{Fault, LeaseId, Reason, Storage};
 use segment::{BlockId, Foreign, Sealed, Watcher};
 
@@ -25,7 +26,7 @@ pub(crate) struct Session {
     imports: Mutex<Imports>,
     /// The peer is gone for sure.
     gone: AtomicBool,
-    wake: OnceLock<Arc<dyn Fn() + Send + Sync>>,
+    pub(crate) wake: Wake,
 }
 
 impl Default for Session {
@@ -35,7 +36,7 @@ impl Default for Session {
             exports: Mutex::default(),
             imports: Mutex::default(),
             gone: AtomicBool::new(false),
-            wake: OnceLock::new(),
+            wake: Wake::default(),
         }
     }
 }
@@ -118,7 +119,7 @@ impl Session {
         let mut exports = lock(&self.exports);
         exports.out.insert(lease, Out { home: false, exposed: false, block: number });
         // Where the transport has no way to say that a block is gone, the peer must not keep it.
-        let may_keep = !once && exports.sent.len() < KEPT && self.wake.get().is_some();
+        let may_keep = !once && exports.sent.len() < KEPT && self.wake.is_set();
         let naming = exports.sent.name(number, lease, may_keep);
         drop(exports);
         if naming == Naming::First {
@@ -179,11 +180,6 @@ impl Session {
         std::mem::take(&mut lock(&self.exports).retired)
     }
 
-    pub(crate) fn wake_with(&self, wake: Arc<dyn Fn() + Send + Sync>) {
-        // The first one counts; a session has one transport.
-        let _ = self.wake.set(wake);
-    }
-
     /// A block of the peer's by its number.
     pub(crate) fn theirs(&self, number: u64) -> Option<Theirs> {
         lock(&self.imports).theirs.get(&number).cloned()
@@ -242,9 +238,7 @@ impl Watcher for Session {
         }
         exports.retired.push(block);
         drop(exports);
-        if let Some(wake) = self.wake.get() {
-            wake();
-        }
+        self.wake.wake();
     }
 }
 

@@ -3,12 +3,14 @@
 //!
 //! What a worker does is in its methods; what its driver lacks stands in its environment.
 
+mod common;
 mod kinds;
 
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::{Outcome, as_text, check, digest, eventually, held, is_because, leg, sent, text};
 use kinds::{KINDS, pattern, tensor_of};
 use ladder::tier_cuda_ipc::cuda::{self, Context, Stream};
 use ladder::tier_cuda_ipc::{self, DeviceTensorMut, alloc_on};
@@ -21,37 +23,15 @@ use testkit::census::descriptors;
 use testkit::stand_in::{self, Count, count};
 use testkit::{run_serially, trial};
 
-type Outcome<T = ()> = Result<T, String>;
-
 const ROLE: &str = "E2E_GPU_WORKER";
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
-fn check(holds: bool, what: impl std::fmt::Debug) -> Outcome {
-    if holds { Ok(()) } else { Err(format!("{what:?}")) }
-}
 
 fn device(number: usize) -> Outcome<Device> {
     let devices = cuda::driver().map_err(text)?.devices();
     Ok(devices.get(number).ok_or("fewer devices than the test needs")?.device())
 }
 
-/// What this worker was given to hold.
-static HELD: Mutex<Vec<Value>> = Mutex::new(Vec::new());
-
 /// What it computed meanwhile.
 static LATER: Mutex<Option<(Tensor, Stream)>> = Mutex::new(None);
-
-fn held() -> std::sync::MutexGuard<'static, Vec<Value>> {
-    HELD.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn digest(value: &Value) -> Result<Value, ladder::Failure> {
-    let bytes = value.as_tensor().ok_or("a tensor")?.to_bytes()?;
-    Ok(Value::from(testkit::sha256(&bytes)))
-}
 
 /// A copy of a tensor, by work that has something else to do first and that nobody waits for here.
 fn copy_later(tensor: &Tensor) -> Result<(), ladder::Failure> {
@@ -145,42 +125,12 @@ fn worker() -> Outcome<Worker> {
     worker_with("")
 }
 
-fn leg(reply: &ladder::Reply) -> Outcome<Leg> {
-    reply.sent().legs.first().cloned().ok_or_else(|| "no leg".into())
-}
-
-/// Whether something was refused for this reason, now or when it was demoted.
-fn is_because(why: &ladder::Refusal, reason: Reason) -> bool {
-    why.reason() == reason
-        || why.reason() == Reason::Demoted && why.detail().starts_with(reason.code())
-}
-
-fn as_text(reply: &ladder::Reply) -> Outcome<String> {
-    reply.value().as_str().map(str::to_owned).ok_or_else(|| format!("{:?}", reply.value()))
-}
-
-fn sent(worker: &Worker, method: &str, value: &Tensor) -> Outcome<ladder::Reply> {
-    worker.call(method, value.clone()).map_err(text)
-}
-
 fn counts(worker: &Worker) -> Outcome<Value> {
     Ok(worker.call("counts", Value::Null).map_err(text)?.into_value())
 }
 
 fn counted(counts: &Value, what: &str) -> i64 {
     counts.get(what).and_then(Value::as_i64).unwrap_or(-1)
-}
-
-/// Waits until something holds: what is let go is let go by other threads and processes.
-fn eventually(what: &str, mut holds: impl FnMut() -> Outcome<bool>) -> Outcome {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !holds()? {
-        if Instant::now() > end {
-            return Err(format!("not in time: {what}"));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }
 
 fn make(worker: &Worker, kind: &str, len: i64) -> Outcome<(Tensor, Leg)> {

@@ -1,51 +1,31 @@
 //! What pools do where both sides ask for them, where one does, and where processes are killed.
 
+#[path = "../devices/common.rs"]
+mod common;
 #[path = "../devices/kinds.rs"]
 mod kinds;
 mod traces;
 
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::{Outcome, as_text, check, digest, eventually, held, is_because, leg, sent, text};
 use kinds::{KINDS, pattern, tensor_of};
 use ladder::tier_cuda_ipc::cuda;
 use ladder::{
-    Channel, Command, Contract, DType, Device, Ladder, Leg, Methods, Output, Reason, RungId,
-    Tensor, Value, Verdict, Worker, WorkerBuilder, tier_pool_ipc,
+    Channel, Command, Contract, DType, Device, Ladder, Methods, Output, Reason, RungId, Tensor,
+    Value, Verdict, Worker, WorkerBuilder, tier_pool_ipc,
 };
 use testkit::census::descriptors;
 use testkit::stand_in::{self, Count, count};
 use testkit::warnings::Warnings;
 use testkit::{run_serially, trial};
 
-type Outcome<T = ()> = Result<T, String>;
-
 /// `asks`, or not.
 const ROLE: &str = "E2E_POOL_WORKER";
 
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
-fn check(holds: bool, what: impl std::fmt::Debug) -> Outcome {
-    if holds { Ok(()) } else { Err(format!("{what:?}")) }
-}
-
 fn device() -> Outcome<Device> {
     Ok(cuda::driver().map_err(text)?.devices()[0].device())
-}
-
-/// What this worker was given to hold.
-static HELD: Mutex<Vec<Value>> = Mutex::new(Vec::new());
-
-fn held() -> std::sync::MutexGuard<'static, Vec<Value>> {
-    HELD.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn digest(value: &Value) -> Result<Value, ladder::Failure> {
-    let bytes = value.as_tensor().ok_or("a tensor")?.to_bytes()?;
-    Ok(Value::from(testkit::sha256(&bytes)))
 }
 
 fn act(role: &str) -> ExitCode {
@@ -102,30 +82,6 @@ fn asking() -> WorkerBuilder {
 
 fn worker() -> Outcome<Worker> {
     asking().spawn(command("asks", "")).map_err(text)
-}
-
-fn leg(reply: &ladder::Reply) -> Outcome<Leg> {
-    reply.sent().legs.first().cloned().ok_or_else(|| "no leg".into())
-}
-
-fn as_text(reply: &ladder::Reply) -> Outcome<String> {
-    reply.value().as_str().map(str::to_owned).ok_or_else(|| format!("{:?}", reply.value()))
-}
-
-fn sent(worker: &Worker, method: &str, value: &Tensor) -> Outcome<ladder::Reply> {
-    worker.call(method, value.clone()).map_err(text)
-}
-
-/// Waits until something holds: what is let go is let go by other threads and processes.
-fn eventually(what: &str, mut holds: impl FnMut() -> Outcome<bool>) -> Outcome {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !holds()? {
-        if Instant::now() > end {
-            return Err(format!("not in time: {what}"));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }
 
 /// Ranges of this process, once what an earlier test let go of is freed: others do that, in a while.
@@ -262,11 +218,8 @@ fn what_the_driver_lacks_is_told() -> Outcome {
         let rung = if faults == "no-device" { RungId::SHM } else { RungId::CUDA_VMM };
         check((&leg.rung, leg.copies) == (&rung, 1), (faults, &leg))?;
         let why = leg.declined.iter().find(|(rung, _)| *rung == RungId::POOL_IPC);
-        let is_told = |why: &ladder::Refusal| {
-            why.reason() == reason
-                || why.reason() == Reason::Demoted && why.detail().starts_with(reason.code())
-        };
-        check(why.is_some_and(|(_, why)| is_told(why)), (faults, &leg.declined))?;
+        let is_told = why.is_some_and(|(_, why)| is_because(why, reason));
+        check(is_told, (faults, &leg.declined))?;
         check(as_text(&reply)? == testkit::sha256(&pattern(70_000, 5)), (faults, "bytes"))?;
     }
     Ok(())
