@@ -1,5 +1,8 @@
 //! Copying into shared memory: with stores that pass the caches by where that is faster.
-#![expect(unsafe_code, reason = "streaming stores have no safe form")]
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "streaming stores have no safe form")
+)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

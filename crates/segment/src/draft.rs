@@ -1,14 +1,12 @@
 //! Blocks of ours that are written, lent out, and written again.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nix::fcntl::SealFlag;
-use rung::{Reason, Refusal};
+use rung::{Handle, Reason, Refusal};
 
 use crate::counters::{COUNTERS, count};
-use crate::file::{Block, SIZE_SEALS, add_seals, allocate, duplicate, refused};
+use crate::file::{Block, handle, refused};
 use crate::filling::Filling;
 use crate::id::BlockId;
 use crate::pool::{Own, Pool, size_class};
@@ -56,7 +54,7 @@ pub struct Draft {
 impl Draft {
     /// A block of zeros, from the process's pool.
     ///
-    /// Its memory is allocated at once (fallocate(2)): a full machine is a refusal here, not a
+    /// Its memory is allocated at once (on Linux by fallocate(2)): a full machine is a refusal here, not a
     /// SIGBUS later.
     ///
     /// # Errors
@@ -78,11 +76,9 @@ impl Draft {
             return Ok(Self::of(own, len, 0, pool));
         }
         pool.make_room(capacity)?;
-        let file = pool.new_file()?;
-        allocate(&file, 0..capacity)?;
-        // S1, from the start: nothing shrinks the file under the mapping.
-        add_seals(&file, SIZE_SEALS)?;
-        let mut own = Own::new(file, capacity)?;
+        let object = pool.new_object(capacity)?;
+        object.allocate(capacity)?;
+        let mut own = Own::new(object, None, capacity)?;
         // Whoever asks for memory is about to write it.
         own.writer.populate();
         own.populated = true;
@@ -120,13 +116,10 @@ impl Draft {
             return Ok(draft);
         }
         pool.make_room(capacity)?;
-        // For the first use the kernel's copy saves the faults, which cost more than the copy does; at
-        // the second, all pages are faulted in at once.
-        let file = pool.new_file()?;
-        Filling::file(&file, len).fill(fill)?;
-        allocate(&file, len..capacity)?;
-        add_seals(&file, SIZE_SEALS)?;
-        let own = Own::new(file, capacity)?;
+        // Its pages may not have been faulted in by that; at the second use all are, at once.
+        let object = pool.new_object(capacity)?;
+        let writer = object.fill(capacity, len, fill)?;
+        let own = Own::new(object, writer, capacity)?;
         pool.note_made(capacity);
         Ok(Self::of(own, len, len, pool))
     }
@@ -248,9 +241,9 @@ impl Draft {
         };
         let capacity = own.capacity();
         self.pool.note_left(capacity);
-        let file = own.into_file().map_err(|error| refused(error, "duplicating a descriptor"))?;
-        add_seals(&file, SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL)?;
-        Ok(Sealed::over(Block::new(file, capacity), self.len))
+        let object = own.into_object()?;
+        object.close()?;
+        Ok(Sealed::over(Block::new(object, capacity), self.len))
     }
 
     /// Lends it out: peers may map it for reading, nobody for writing (S3).
@@ -262,7 +255,7 @@ impl Draft {
         if let Some(own) = &mut self.own
             && !own.was_shared
         {
-            add_seals(&own.file, SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL)?;
+            own.object.lend()?;
             own.was_shared = true;
         }
         Ok(Shared(self))
@@ -302,14 +295,14 @@ impl Shared {
         self.0.bytes()
     }
 
-    /// A descriptor for a peer.
+    /// A descriptor for a peer, or on Windows a handle, for reading.
     ///
     /// # Errors
     ///
     /// [`Reason::NoDescriptors`].
-    pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
+    pub fn descriptor(&self) -> Result<Handle, Refusal> {
         match &self.0.own {
-            Some(own) => duplicate(&own.file),
+            Some(own) => handle(&own.object),
             None => Err(Reason::NoDescriptors.into()),
         }
     }
@@ -320,10 +313,11 @@ impl Shared {
         self.0.id()
     }
 
-    /// The block's number (inode(7)): as long as it exists, no other block of the machine has it.
+    /// The block's number: as long as it exists, no other block that this process sees has it. On Linux it is the
+    /// inode's (inode(7)), the same for all that see the block.
     #[must_use]
     pub fn number(&self) -> u64 {
-        self.0.own.as_ref().map_or(0, |own| own.inode)
+        self.0.own.as_ref().map_or(0, |own| own.number)
     }
 
     /// Notes that somebody sees it who may go on looking after the lease is home: it is never used
@@ -343,7 +337,7 @@ impl Shared {
     /// [`Reason::System`].
     pub fn release(&self, range: std::ops::Range<usize>) -> Result<usize, Refusal> {
         let released = self.0.own.as_ref().map_or(Ok(0), |own| own.writer.release(range));
-        released.map_err(|errno| refused(errno, "madvise"))
+        released.map_err(|error| refused(&error, "madvise"))
     }
 
     /// Notes that a lease on it will never be home: it is neither written nor used again, and goes

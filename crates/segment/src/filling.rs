@@ -1,21 +1,24 @@
 //! Contents on their way into a block, from first to last.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+#[cfg(target_os = "linux")]
+use std::{fs::File, os::unix::fs::FileExt};
 
 use rung::{Reason, Refusal};
 
 use crate::copy::copy;
 use crate::counters::{COUNTERS, count};
-use crate::file::refused_io;
+#[cfg(target_os = "linux")]
+use crate::file::refused;
 
 /// Small pieces are gathered up to this size before they go into a file: a system call a row of a
 /// narrow view would cost more than the copy.
+#[cfg(target_os = "linux")]
 pub(crate) const GATHER: usize = 256 << 10;
 
 #[derive(Debug)]
 enum Target<'a> {
     /// By pwrite(2), which saves both the mapping and the zeroing of pages that are overwritten at once.
+    #[cfg(target_os = "linux")]
     File(&'a File, Vec<u8>),
     /// A mapping that is there already.
     Memory(&'a mut [u8]),
@@ -31,6 +34,7 @@ pub struct Filling<'a> {
 }
 
 impl<'a> Filling<'a> {
+    #[cfg(target_os = "linux")]
     pub(crate) fn file(file: &'a File, len: usize) -> Self {
         Self { target: Target::File(file, Vec::new()), len, written: 0 }
     }
@@ -59,6 +63,7 @@ impl<'a> Filling<'a> {
 
     fn gathered(&self) -> usize {
         match &self.target {
+            #[cfg(target_os = "linux")]
             Target::File(_, gathered) => gathered.len(),
             Target::Memory(_) => 0,
         }
@@ -81,37 +86,40 @@ impl<'a> Filling<'a> {
             Target::Memory(memory) => {
                 copy(&mut memory[self.written..], bytes);
                 self.written += bytes.len();
-                return Ok(());
             }
-            Target::File(_, gathered) if gathered.len() + bytes.len() <= GATHER => {
-                gathered.extend_from_slice(bytes);
-                return Ok(());
-            }
-            Target::File(..) => {}
-        }
-        self.flush()?;
-        if let Target::File(file, gathered) = &mut self.target {
-            if bytes.len() <= GATHER / 2 {
-                gathered.extend_from_slice(bytes);
-            } else {
-                put(file, bytes, &mut self.written)?;
+            #[cfg(target_os = "linux")]
+            Target::File(file, gathered) => {
+                if gathered.len() + bytes.len() > GATHER {
+                    put(file, gathered, &mut self.written)?;
+                    gathered.clear();
+                }
+                if bytes.len() <= GATHER / 2 || gathered.len() + bytes.len() <= GATHER {
+                    gathered.extend_from_slice(bytes);
+                } else {
+                    put(file, bytes, &mut self.written)?;
+                }
             }
         }
         Ok(())
     }
 
     fn flush(&mut self) -> Result<(), Refusal> {
-        if let Target::File(file, gathered) = &mut self.target {
-            put(file, gathered, &mut self.written)?;
-            gathered.clear();
+        match &mut self.target {
+            Target::Memory(_) => {}
+            #[cfg(target_os = "linux")]
+            Target::File(file, gathered) => {
+                put(file, gathered, &mut self.written)?;
+                gathered.clear();
+            }
         }
         Ok(())
     }
 }
 
+#[cfg(target_os = "linux")]
 fn put(file: &File, bytes: &[u8], written: &mut usize) -> Result<(), Refusal> {
     file.write_all_at(bytes, *written as u64)
-        .map_err(|error| refused_io(&error, "writing shared memory"))?;
+        .map_err(|error| refused(&error, "writing shared memory"))?;
     *written += bytes.len();
     Ok(())
 }

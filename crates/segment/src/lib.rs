@@ -46,49 +46,30 @@
 //! It sends nothing (`link`, or your own socket) and knows no tensor (`tier-shm`). Linux only, so
 //! far: elsewhere the crate is empty and `tier-shm` refuses with a reason.
 
-#[cfg(target_os = "linux")]
 mod copy;
-#[cfg(target_os = "linux")]
 mod counters;
-#[cfg(target_os = "linux")]
 mod draft;
-#[cfg(target_os = "linux")]
 mod file;
-#[cfg(target_os = "linux")]
 mod filling;
-#[cfg(target_os = "linux")]
 mod foreign;
-#[cfg(target_os = "linux")]
 mod fork;
-#[cfg(target_os = "linux")]
 mod headroom;
-#[cfg(target_os = "linux")]
 mod id;
-#[cfg(target_os = "linux")]
 mod mapping;
-#[cfg(target_os = "linux")]
 mod pool;
-#[cfg(target_os = "linux")]
 mod sealed;
-#[cfg(all(test, target_os = "linux"))]
+mod sys;
+#[cfg(test)]
 mod tests;
 mod trust;
 
 pub use copy::set_copy_threads;
-#[cfg(target_os = "linux")]
 pub use counters::{Calls, calls};
-#[cfg(target_os = "linux")]
 pub use draft::{Draft, Shared};
-#[cfg(target_os = "linux")]
 pub use filling::Filling;
-#[cfg(target_os = "linux")]
 pub use foreign::{Foreign, Received, receive};
-#[cfg(target_os = "linux")]
 pub use fork::generation;
-#[cfg(target_os = "linux")]
 pub use id::{BlockId, Watcher};
-#[cfg(target_os = "linux")]
 pub use pool::{Limits, Pool, PoolStats};
-#[cfg(target_os = "linux")]
 pub use sealed::Sealed;
 pub use trust::PeerTrust;

@@ -1,22 +1,25 @@
-//! The one place that calls mmap(2).
-#![expect(unsafe_code, reason = "mapping memory and lending slices of it")]
+//! Mappings, and what is lent of them; the one place that makes any.
+#![expect(unsafe_code, reason = "lending slices of mapped memory")]
 
 use std::any::Any;
+use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use nix::errno::Errno;
-use nix::libc;
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use rung::{Reason, Refusal};
 
 use crate::counters::{COUNTERS, count};
 use crate::fork::generation;
+use crate::sys::{self, Object};
+#[cfg(not(target_os = "linux"))]
+use crate::{file::refused, filling::Filling};
 
-/// A mapping of a whole memfd.
+/// Bytes that are copied at a time.
+const WORD: usize = size_of::<u64>();
+
+/// A mapping of a whole object.
 ///
 /// - **M1** Where it [is here](Mapping::is_here), `start` is the start of a live mapping of at least
 ///   `len > 0` bytes, made by [`map`] and unmapped by this value's `Drop` alone.
@@ -67,10 +70,7 @@ impl Drop for Mapping {
         }
         // SAFETY: M1: this is the mapping that `map` made, and nobody else unmaps it; every borrow
         // of its bytes borrows `self` and has ended.
-        let unmapped = unsafe { munmap(self.start.cast(), self.len) };
-        // munmap fails only for a range that was never mapped, which M1 rules out; a drop has
-        // nobody to tell, and leaking address space harms nobody.
-        debug_assert_eq!(unmapped, Ok(()));
+        unsafe { sys::unmap(self.start, self.len) };
         count(&COUNTERS.unmapped, 1);
     }
 }
@@ -96,12 +96,12 @@ impl Mapping {
     }
 
     /// Gives the resident pages of a range back to the system, rounded inward to whole pages; how many
-    /// bytes. The mapping is shared, so the bytes stay in the file, and come back at the next look.
-    fn release(&self, range: Range<usize>) -> Result<usize, Errno> {
+    /// bytes.
+    fn release(&self, range: Range<usize>) -> io::Result<usize> {
         if !self.is_here() {
             return Ok(0);
         }
-        let page = page_size();
+        let page = sys::page_size();
         let start = range.start.next_multiple_of(page);
         // The last page of a block is whole also where its bytes are not: the file is that long.
         let end = if range.end >= self.len { self.len } else { range.end / page * page };
@@ -110,26 +110,16 @@ impl Mapping {
         }
         // SAFETY: M1: `start < end <= len`, within the mapping.
         let first = unsafe { self.start.add(start) };
-        // SAFETY: M1: the range lies in the mapping. It is MAP_SHARED (`map` makes no others), where
-        // MADV_DONTNEED drops pages of this process alone and changes no byte (madvise(2)).
-        unsafe { madvise(first.cast(), end - start, MmapAdvise::MADV_DONTNEED) }?;
-        Ok(end - start)
+        // SAFETY: M1: the range lies in the mapping, and is whole pages of it.
+        unsafe { sys::release(first, end - start) }
     }
 }
 
-fn page_size() -> usize {
-    // SAFETY: sysconf(3) reads a number; it has no conditions.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
-}
-
-/// Maps the first `len` bytes of a file that keeps M2, shared with every other mapping of it.
-fn map(file: impl AsFd, len: NonZeroUsize, protection: ProtFlags) -> Result<Mapping, Errno> {
-    // SAFETY: a new mapping at an address that the kernel chooses replaces no existing one, so no
-    // memory that Rust knows of changes under it (mmap(2); no MAP_FIXED).
-    let start = unsafe { mmap(None, len, protection, MapFlags::MAP_SHARED, file, 0) }?;
+/// Maps the first `len` bytes of an object that keeps M2.
+fn map(object: &Object, len: NonZeroUsize, writable: bool) -> io::Result<Mapping> {
+    let start = sys::map(object, len, writable)?;
     count(&COUNTERS.mapped, 1);
-    Ok(Mapping { start: start.cast(), len: len.get(), home: None, attached: Attached::default() })
+    Ok(Mapping { start, len: len.get(), home: None, attached: Attached::default() })
 }
 
 /// A read-only mapping.
@@ -137,9 +127,9 @@ fn map(file: impl AsFd, len: NonZeroUsize, protection: ProtFlags) -> Result<Mapp
 pub(crate) struct Reader(Mapping);
 
 impl Reader {
-    /// Maps a file that keeps M2 and, for as long as bytes are borrowed, M3.
-    pub(crate) fn new(file: impl AsFd, len: NonZeroUsize) -> Result<Self, Errno> {
-        map(file, len, ProtFlags::PROT_READ).map(Self)
+    /// Maps an object that keeps M2 and, for as long as bytes are borrowed, M3.
+    pub(crate) fn new(object: &Object, len: NonZeroUsize) -> io::Result<Self> {
+        map(object, len, false).map(Self)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -147,9 +137,43 @@ impl Reader {
         // `len` fits an isize since the kernel mapped it.
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
     }
-}
 
-impl Reader {
+    /// Copies out what another process may be writing: some bytes of it, a word at a time.
+    pub(crate) fn copy_out(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
+        let end = offset.checked_add(into.len());
+        if end.is_none_or(|end| end > self.0.len) {
+            return Err(Reason::OutOfBounds.into());
+        }
+        // SAFETY: M1: `offset <= len`.
+        let start = unsafe { self.0.start.add(offset) };
+        let head = start.as_ptr().align_offset(WORD).min(into.len());
+        let (head, rest) = into.split_at_mut(head);
+        let (words, tail) = rest.split_at_mut(rest.len() / WORD * WORD);
+        for (at, byte) in head.iter_mut().enumerate() {
+            // SAFETY: M1: within the mapping, as checked above.
+            let from = unsafe { start.add(at) };
+            // SAFETY: M1, M2: there to be read. Volatile: it is no memory that Rust code lends meanwhile, and may
+            // change at any time.
+            *byte = unsafe { from.read_volatile() };
+        }
+        let mut at = head.len();
+        for word in words.chunks_exact_mut(WORD) {
+            // SAFETY: M1: as above.
+            let from = unsafe { start.add(at) };
+            // SAFETY: as above; the head ends where words begin.
+            word.copy_from_slice(&unsafe { from.cast::<u64>().read_volatile() }.to_ne_bytes());
+            at += WORD;
+        }
+        for byte in tail {
+            // SAFETY: M1: as above.
+            let from = unsafe { start.add(at) };
+            // SAFETY: as above.
+            *byte = unsafe { from.read_volatile() };
+            at += 1;
+        }
+        Ok(())
+    }
+
     /// As [`Mapping::attach`].
     pub(crate) fn attach<A: Any + Send + Sync>(
         &self,
@@ -159,7 +183,7 @@ impl Reader {
     }
 
     /// As [`Mapping::release`].
-    pub(crate) fn release(&self, range: Range<usize>) -> Result<usize, Errno> {
+    pub(crate) fn release(&self, range: Range<usize>) -> io::Result<usize> {
         self.0.release(range)
     }
 }
@@ -169,14 +193,13 @@ impl Reader {
 pub(crate) struct Writer(Mapping);
 
 impl Writer {
-    /// Maps a file that keeps M2 and of which this is the only writable mapping.
+    /// Maps an object that keeps M2 and of which this is the only writable mapping.
     ///
     /// It stays the only one: a forked child does not inherit it (S3, L9).
-    pub(crate) fn new(file: impl AsFd, len: NonZeroUsize) -> Result<Self, Errno> {
-        let mut mapping = map(file, len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
-        // SAFETY: M1: exactly the mapping that was just made; not inheriting it changes nothing in
-        // this process (madvise(2)).
-        unsafe { madvise(mapping.start.cast(), len.get(), MmapAdvise::MADV_DONTFORK) }?;
+    pub(crate) fn new(object: &Object, len: NonZeroUsize) -> io::Result<Self> {
+        let mut mapping = map(object, len, true)?;
+        // SAFETY: M1: exactly the mapping that was just made.
+        unsafe { sys::keep_from_forks(mapping.start, len.get()) }?;
         mapping.home = Some(generation());
         Ok(Self(mapping))
     }
@@ -218,20 +241,31 @@ impl Writer {
         unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
     }
 
-    /// Faults all pages in at once, for writing: a third of what faulting one by one costs. Where the
-    /// kernel cannot (before Linux 5.14), they fault as they are written.
+    /// Maps a new object and writes its contents, from first to last.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn filled(
+        object: &Object,
+        capacity: NonZeroUsize,
+        len: usize,
+        fill: impl FnOnce(&mut Filling<'_>) -> Result<(), Refusal>,
+    ) -> Result<Self, Refusal> {
+        let mut writer = Self::new(object, capacity).map_err(|error| refused(&error, "mmap"))?;
+        let contents = writer.bytes_mut().get_mut(..len).ok_or(Reason::OutOfBounds)?;
+        Filling::memory(contents).fill(fill)?;
+        Ok(writer)
+    }
+
+    /// Faults all pages in at once, for writing, where the platform can.
     pub(crate) fn populate(&self) {
         if !self.is_here() {
             return;
         }
-        // SAFETY: M1: exactly this mapping; populating it changes no byte (madvise(2)).
-        unsafe {
-            libc::madvise(self.0.start.as_ptr().cast(), self.0.len, libc::MADV_POPULATE_WRITE);
-        }
+        // SAFETY: M1: exactly this mapping, which is writable.
+        unsafe { sys::populate(self.0.start, self.0.len) };
     }
 
     /// As [`Mapping::release`].
-    pub(crate) fn release(&self, range: Range<usize>) -> Result<usize, Errno> {
+    pub(crate) fn release(&self, range: Range<usize>) -> io::Result<usize> {
         self.0.release(range)
     }
 }

@@ -12,20 +12,19 @@
 //!   ([`Shared::expose`](crate::Shared::expose), [`Shared::retire`](crate::Shared::retire)).
 //! - **P4** After a fork the child begins with an empty pool (L9): it has none of the mappings.
 
-use std::collections::{HashMap, HashSet};
-use std::fs::File;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use rung::{Reason, Refusal};
 
-use crate::file::{new_file, nonzero, number, refused};
+use crate::file::{nonzero, refused};
 use crate::fork::generation;
 use crate::headroom;
 use crate::id::BlockId;
 use crate::mapping::Writer;
+use crate::sys::{Identity, Object};
 
 /// The least that a block has.
 const PAGE: usize = 4096;
@@ -33,9 +32,8 @@ const PAGE: usize = 4096;
 /// A block that this process made.
 #[derive(Debug)]
 pub(crate) struct Own {
-    pub(crate) file: File,
-    /// Of the file: what the kernel knows it by.
-    pub(crate) inode: u64,
+    pub(crate) object: Object,
+    pub(crate) number: u64,
     pub(crate) writer: Writer,
     pub(crate) id: Arc<BlockId>,
     /// Whether a peer has seen it: its seals are then final.
@@ -50,29 +48,42 @@ pub(crate) struct Own {
     pub(crate) populated: bool,
 }
 
-/// The inodes of the blocks that this process made and still has.
-static OWN: LazyLock<Mutex<HashSet<u64>>> = LazyLock::new(Mutex::default);
+/// The blocks that this process made and still has, by their number.
+static OWN: LazyLock<Mutex<HashMap<u64, Identity>>> = LazyLock::new(Mutex::default);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing under these locks is half done when somebody panics.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a block with this inode was made by this process, and still exists.
-pub(crate) fn is_own(inode: u64) -> bool {
-    lock(&OWN).contains(&inode)
+/// Whether a block with this number was made by this process, and still exists.
+pub(crate) fn is_own(number: u64) -> bool {
+    lock(&OWN).contains_key(&number)
+}
+
+/// The number of the block of this process's of which something holds.
+#[cfg(windows)]
+pub(crate) fn own_number(is_it: impl Fn(&Identity) -> bool) -> Option<u64> {
+    lock(&OWN).iter().find(|(_, identity)| is_it(identity)).map(|(number, _)| *number)
 }
 
 impl Own {
-    /// Over a file of this size that keeps S1, of which no writable mapping exists.
-    pub(crate) fn new(file: File, capacity: usize) -> Result<Self, Refusal> {
+    /// Over an object of this size that keeps S1, of which no writable mapping exists but this, if any.
+    pub(crate) fn new(
+        object: Object,
+        writer: Option<Writer>,
+        capacity: usize,
+    ) -> Result<Self, Refusal> {
         let mapped = nonzero(capacity)?;
-        let writer = Writer::new(&file, mapped).map_err(|errno| refused(errno, "mmap"))?;
-        let inode = number(&file);
-        lock(&OWN).insert(inode);
+        let writer = match writer {
+            Some(writer) => writer,
+            None => Writer::new(&object, mapped).map_err(|error| refused(&error, "mmap"))?,
+        };
+        let number = object.number();
+        lock(&OWN).insert(number, object.identity());
         Ok(Self {
-            file,
-            inode,
+            object,
+            number,
             writer,
             id: Arc::new(BlockId::new()),
             was_shared: false,
@@ -87,18 +98,18 @@ impl Own {
         self.writer.len()
     }
 
-    /// The file alone, once the writable mapping is gone.
-    pub(crate) fn into_file(self) -> Result<File, Errno> {
-        // `self` has a destructor, so the file cannot be moved out of it.
-        let file = self.file.try_clone();
+    /// The object alone, once the writable mapping is gone.
+    pub(crate) fn into_object(self) -> Result<Object, Refusal> {
+        // `self` has a destructor, so the object cannot be moved out of it.
+        let object = self.object.try_clone();
         drop(self);
-        file.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(0)))
+        object.map_err(|error| refused(&error, "duplicating a descriptor"))
     }
 }
 
 impl Drop for Own {
     fn drop(&mut self) {
-        lock(&OWN).remove(&self.inode);
+        lock(&OWN).remove(&self.number);
     }
 }
 
@@ -309,14 +320,15 @@ impl Pool {
         headroom::check(capacity)
     }
 
-    /// A new file; where descriptors have run out, those of idle blocks make room.
-    pub(crate) fn new_file(&self) -> Result<File, Refusal> {
-        new_file().or_else(|refusal| {
-            if refusal.reason() != Reason::NoDescriptors {
+    /// A new object; where descriptors have run out, those of idle blocks make room.
+    pub(crate) fn new_object(&self, capacity: usize) -> Result<Object, Refusal> {
+        Object::new(capacity).or_else(|refusal| {
+            // Where an object has its memory from the start, that may have run out too.
+            if !matches!(refusal.reason(), Reason::NoDescriptors | Reason::NoMemory) {
                 return Err(refusal);
             }
             self.trim();
-            new_file()
+            Object::new(capacity)
         })
     }
 
@@ -464,9 +476,10 @@ mod tests {
         drop(filled(&pool, 100_000, 0xAA));
         let again = filled(&pool, 99_000, 0xBB);
         let shared = again.share().unwrap();
-        let file = std::fs::File::from(shared.descriptor().unwrap());
-        let mut whole = vec![0; file.metadata().unwrap().len() as usize];
-        std::os::unix::fs::FileExt::read_exact_at(&file, &mut whole, 0).unwrap();
+        let received = crate::receive(shared.descriptor().unwrap(), 99_000).unwrap();
+        let crate::Received::Foreign(block) = received else { panic!("nobody writes it?") };
+        let mut whole = vec![0; block.len()];
+        block.read_at(0, &mut whole).unwrap();
         assert!(whole.len() > 99_000);
         assert!(whole[..99_000].iter().all(|byte| *byte == 0xBB));
         assert!(whole[99_000..].iter().all(|byte| *byte == 0));

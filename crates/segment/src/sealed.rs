@@ -1,17 +1,17 @@
 //! Blocks that nobody can write any more.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 
-use nix::fcntl::SealFlag;
-use rung::Refusal;
+use rung::{Handle, Refusal};
 
-use crate::file::{Block, SIZE_SEALS, add_seals, nonzero};
+use crate::file::{Block, nonzero};
 use crate::filling::Filling;
 use crate::id::BlockId;
 use crate::pool::Pool;
 
 /// A block that nobody can write any more: its bytes are lent to anyone (S2).
+///
+/// Where the platform has no seals, only its owner knows that: others get it as a [`Foreign`](crate::Foreign).
 #[derive(Debug)]
 pub struct Sealed {
     block: Block,
@@ -29,7 +29,7 @@ impl Sealed {
         Self::build(bytes.len(), |filling| filling.write(bytes))
     }
 
-    /// A new block of `len` bytes, filled from first to last by pwrite(2), which saves both the
+    /// A new block of `len` bytes, filled from first to last; on Linux by pwrite(2), which saves both the
     /// mapping and the zeroing of pages that are overwritten at once.
     ///
     /// # Errors
@@ -43,10 +43,11 @@ impl Sealed {
         nonzero(len)?;
         let pool = Pool::process();
         pool.make_room(len)?;
-        let file = pool.new_file()?;
-        Filling::file(&file, len).fill(fill)?;
-        add_seals(&file, SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL)?;
-        Ok(Self::over(Block::new(file, len), len))
+        let object = pool.new_object(len)?;
+        // The mapping that wrote it, if one did, ends here.
+        drop(object.fill(len, len, fill)?);
+        object.close()?;
+        Ok(Self::over(Block::new(object, len), len))
     }
 
     /// The first `len` bytes of a block for which S1 and S2 hold.
@@ -98,16 +99,16 @@ impl Sealed {
         self.block.read_at(offset, into)
     }
 
-    /// A descriptor for a peer.
+    /// A descriptor for a peer, or on Windows a handle, for reading.
     ///
     /// # Errors
     ///
     /// [`Reason::NoDescriptors`](rung::Reason::NoDescriptors).
-    pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
-        self.block.descriptor()
+    pub fn descriptor(&self) -> Result<Handle, Refusal> {
+        self.block.handle()
     }
 
-    /// The block's number: as long as it exists, no other block of the machine has it.
+    /// The block's number, as [`Shared::number`](crate::Shared::number).
     #[must_use]
     pub fn number(&self) -> u64 {
         self.block.number()

@@ -1,6 +1,8 @@
 //! Why a peer may be believed not to write what it lent.
 #![expect(unsafe_code, reason = "the assertion that a peer is trusted is an unsafe function")]
 
+use std::io;
+
 use rung::{Reason, Refusal};
 
 /// The token that lets a receiver read a peer's [`Foreign`](crate::Foreign) block as a plain slice.
@@ -34,38 +36,43 @@ impl PeerTrust {
         Self(())
     }
 
-    /// The process runs the very file that this process runs: same device and inode behind
-    /// `/proc/PID/exe` (proc_pid_exe(5)).
+    /// The process runs the very file that this process runs: on Linux the same device and inode behind
+    /// `/proc/PID/exe` (proc_pid_exe(5)), on Windows the file that both images are mapped from.
     ///
     /// `pid` must be known to be the peer's: a child not yet reaped.
     ///
     /// # Errors
     ///
-    /// [`Reason::PeerNotTrusted`] where it runs another file or cannot be looked at.
-    #[cfg(target_os = "linux")]
+    /// [`Reason::PeerNotTrusted`] where it runs another file or cannot be looked at, [`Reason::Platform`] where there
+    /// is no way to tell (macOS).
     pub fn same_executable(pid: u32) -> Result<Self, Refusal> {
-        use std::os::unix::fs::MetadataExt;
-        let file = |process: &str| {
-            std::fs::metadata(format!("/proc/{process}/exe"))
-                .map(|metadata| (metadata.dev(), metadata.ino()))
-                .map_err(|error| Refusal::new(Reason::PeerNotTrusted, error.to_string()))
-        };
-        if file(&pid.to_string())? == file("self")? {
-            Ok(Self(()))
-        } else {
-            Err(Refusal::new(Reason::PeerNotTrusted, "it runs another executable"))
+        match runs_this_executable(pid) {
+            Ok(true) => Ok(Self(())),
+            Ok(false) => Err(Refusal::new(Reason::PeerNotTrusted, "it runs another executable")),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                Err(Reason::Platform.into())
+            }
+            Err(error) => Err(Refusal::new(Reason::PeerNotTrusted, error.to_string())),
         }
     }
+}
 
-    /// Nothing to compare with on this platform.
-    ///
-    /// # Errors
-    ///
-    /// Always [`Reason::Platform`].
-    #[cfg(not(target_os = "linux"))]
-    pub fn same_executable(_pid: u32) -> Result<Self, Refusal> {
-        Err(Reason::Platform.into())
-    }
+#[cfg(target_os = "linux")]
+fn runs_this_executable(pid: u32) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let file = |process: &str| {
+        std::fs::metadata(format!("/proc/{process}/exe"))
+            .map(|metadata| (metadata.dev(), metadata.ino()))
+    };
+    Ok(file(&pid.to_string())? == file("self")?)
+}
+
+#[cfg(windows)]
+use winproc::runs_this_executable;
+
+#[cfg(not(any(target_os = "linux", windows)))]
+fn runs_this_executable(_pid: u32) -> io::Result<bool> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(all(test, target_os = "linux"))]

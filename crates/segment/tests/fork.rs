@@ -1,5 +1,5 @@
 //! After a fork the child's blocks are inert (L9): it gives nothing back, and is given nothing.
-#![cfg(target_os = "linux")]
+#![cfg(unix)]
 #![expect(unsafe_code, reason = "there is no fork without it")]
 
 use nix::libc;
