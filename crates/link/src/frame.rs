@@ -8,6 +8,11 @@ use rung::{Fault, Handle, Reason};
 /// Bytes before the JSON: `[u32 length][u16 descriptors]`, big endian.
 pub const PREFIX: usize = 6;
 
+/// Bytes of a handle's name in a frame, where the platform has no descriptors that ride it: its number in the process
+/// that receives it, or in the one that sends it, whichever of the two was started by the other. They come between the
+/// prefix and the text.
+const NAME: usize = crate::sys::NAME;
+
 /// What is read at a time, and kept while the link is idle.
 const CHUNK: usize = 64 << 10;
 
@@ -70,6 +75,8 @@ impl Default for Decoder {
 ///   `buffer[start..filled]`, in order.
 #[derive(Debug)]
 pub struct Decoder {
+    /// Bytes of a handle's name: none where they ride the frame.
+    name: usize,
     /// Bytes of a frame's JSON, at most.
     limit: usize,
     buffer: Vec<u8>,
@@ -82,7 +89,12 @@ impl Decoder {
     /// With nothing in it.
     #[must_use]
     pub fn new() -> Self {
+        Self::naming(NAME)
+    }
+
+    fn naming(name: usize) -> Self {
         Self {
+            name,
             limit: FRAME_BYTES,
             buffer: Vec::new(),
             start: 0,
@@ -143,6 +155,18 @@ impl Decoder {
     /// UTF-8, [`Reason::WrongHandles`] where descriptors are missing, or are there that no frame
     /// declares.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, Fault> {
+        self.next_frame_by(|_| Err(Reason::WrongHandles.into()))
+    }
+
+    /// As [`Self::next_frame`], where handles are named in the frame: `named` says what a name means.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::next_frame`], and what `named` gives.
+    pub fn next_frame_by(
+        &mut self,
+        named: impl FnMut(u64) -> Result<Handle, Fault>,
+    ) -> Result<Option<Frame>, Fault> {
         let pending = &self.buffer[self.start..self.filled];
         let Some((prefix, rest)) = pending.split_first_chunk::<PREFIX>() else {
             return self.nothing_yet(0, pending.is_empty());
@@ -156,21 +180,26 @@ impl Decoder {
             return Err(Fault::new(Reason::OverCap, detail));
         }
         // They ride the first byte, which is here.
-        if self.handles.len() < count {
+        let riding = if self.name == 0 { count } else { 0 };
+        if self.handles.len() < riding {
             return Err(Fault::new(
                 Reason::WrongHandles,
                 format!("{count} declared, {} came", self.handles.len()),
             ));
         }
-        let Some(json) = rest.get(..length) else {
-            return self.nothing_yet(count, false);
+        let names = count * self.name;
+        let Some((names, json)) = rest.get(..names + length).map(|rest| rest.split_at(names))
+        else {
+            return self.nothing_yet(riding, false);
         };
         let json = std::str::from_utf8(json)
             .map_err(|_| Fault::new(Reason::BadMetadata, "a frame that is not UTF-8"))?
             .to_owned();
-        self.start += PREFIX + length;
+        let numbers = names.as_chunks::<8>().0.iter().map(|name| u64::from_be_bytes(*name));
+        let named = numbers.map(named).collect::<Result<Vec<_>, _>>()?;
+        self.start += PREFIX + names.len() + length;
         self.limit = FRAME_BYTES;
-        let handles = self.handles.drain(..count).collect();
+        let handles = self.handles.drain(..riding).chain(named).collect();
         Ok(Some(Frame { json, handles }))
     }
 
@@ -194,9 +223,10 @@ impl Decoder {
         if pending.is_empty() {
             return None;
         }
-        let want = match pending.first_chunk::<4>() {
-            Some(length) if pending.len() >= PREFIX => {
-                PREFIX + u32::from_be_bytes(*length) as usize
+        let want = match pending.first_chunk::<PREFIX>() {
+            Some(&[l0, l1, l2, l3, c0, c1]) => {
+                let names = usize::from(u16::from_be_bytes([c0, c1])) * self.name;
+                PREFIX + names + u32::from_be_bytes([l0, l1, l2, l3]) as usize
             }
             _ => PREFIX,
         };
@@ -210,7 +240,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn handle() -> Handle {
-        std::fs::File::open("/dev/null").unwrap().into()
+        let null = if cfg!(windows) { "NUL" } else { "/dev/null" };
+        std::fs::File::open(null).unwrap().into()
     }
 
     fn feed(decoder: &mut Decoder, mut bytes: &[u8], handles: Vec<Handle>) {
@@ -229,12 +260,12 @@ mod tests {
 
     #[test]
     fn the_first_frame_alone_is_limited() {
-        let mut decoder = Decoder::new();
+        let mut decoder = Decoder::naming(0);
         decoder.limit_next(8);
         feed(&mut decoder, &[encoded("\"key\"", 0), encoded(&"1".repeat(200), 0)].concat(), vec![]);
         assert_eq!(decoder.next_frame().unwrap().unwrap().json, "\"key\"");
         assert_eq!(decoder.next_frame().unwrap().unwrap().json.len(), 200);
-        let mut decoder = Decoder::new();
+        let mut decoder = Decoder::naming(0);
         decoder.limit_next(8);
         feed(&mut decoder, &encoded("123456789", 0), vec![]);
         assert_eq!(decoder.next_frame().unwrap_err().reason(), Reason::OverCap);
@@ -246,7 +277,7 @@ mod tests {
 
     #[test]
     fn descriptors_go_to_the_frame_that_declares_them() {
-        let mut decoder = Decoder::new();
+        let mut decoder = Decoder::naming(0);
         let both = [encoded("1", 0), encoded("2", 1)].concat();
         feed(&mut decoder, &both, vec![handle()]);
         let first = decoder.next_frame().unwrap().unwrap();
@@ -265,7 +296,7 @@ mod tests {
             (Vec::new(), 1),
             (vec![0], FRAME_HANDLES + 1),
         ] {
-            let mut decoder = Decoder::new();
+            let mut decoder = Decoder::naming(0);
             feed(&mut decoder, &bytes, (0..handles).map(|_| handle()).collect());
             let fault = loop {
                 match decoder.next_frame() {
@@ -280,7 +311,7 @@ mod tests {
 
     #[test]
     fn missing_descriptors_are_a_fault_before_the_frame_is_complete() {
-        let mut decoder = Decoder::new();
+        let mut decoder = Decoder::naming(0);
         feed(&mut decoder, &encoded("[1,2]", 2)[..7], vec![handle()]);
         assert_eq!(decoder.next_frame().unwrap_err().reason(), Reason::WrongHandles);
     }
@@ -288,7 +319,7 @@ mod tests {
     #[test]
     fn caps_are_checked_before_anything_is_stored() {
         for (length, count) in [(FRAME_BYTES as u32 + 1, 0u16), (u32::MAX, 0), (1, 254), (0, 0)] {
-            let mut decoder = Decoder::new();
+            let mut decoder = Decoder::naming(0);
             let bytes = [&length.to_be_bytes()[..], &count.to_be_bytes()].concat();
             feed(&mut decoder, &bytes, vec![]);
             let reason = decoder.next_frame().unwrap_err().reason();
@@ -301,11 +332,48 @@ mod tests {
         let whole = encoded("[1,2,3]", 0);
         for (came, want) in [(0, None), (3, Some((3, 6))), (6, Some((6, 13))), (12, Some((12, 13)))]
         {
-            let mut decoder = Decoder::new();
+            let mut decoder = Decoder::naming(0);
             feed(&mut decoder, &whole[..came], vec![]);
             assert!(decoder.next_frame().unwrap().is_none());
             assert_eq!(decoder.cut(), want);
         }
+    }
+
+    /// A frame with names of handles.
+    fn naming(json: &str, names: &[u64]) -> Vec<u8> {
+        let prefix = prefix(json, names.len()).unwrap();
+        let names = names.iter().flat_map(|name| name.to_be_bytes());
+        prefix.into_iter().chain(names).chain(json.bytes()).collect()
+    }
+
+    #[test]
+    fn handles_that_are_named_go_to_the_frame_that_names_them() {
+        let stream = [naming("1", &[]), naming("[2]", &[7, u64::MAX]), naming("3", &[9])].concat();
+        // However the stream is cut.
+        for cut in 1..stream.len() {
+            let (mut decoder, mut seen, mut asked) = (Decoder::naming(8), Vec::new(), Vec::new());
+            for part in [&stream[..cut], &stream[cut..]] {
+                feed(&mut decoder, part, vec![]);
+                let mut named = |name| {
+                    asked.push(name);
+                    Ok(handle())
+                };
+                while let Some(frame) = decoder.next_frame_by(&mut named).unwrap() {
+                    seen.push((frame.json, frame.handles.len()));
+                }
+            }
+            let expected = [("1", 0), ("[2]", 2), ("3", 1)];
+            let expected = expected.map(|(json, count)| (json.to_owned(), count));
+            assert_eq!((&seen[..], &asked[..]), (&expected[..], &[7, u64::MAX, 9][..]));
+            assert_eq!(decoder.cut(), None);
+        }
+        let mut decoder = Decoder::naming(8);
+        feed(&mut decoder, &naming("[2]", &[7, 8])[..20], vec![]);
+        assert!(decoder.next_frame().unwrap().is_none());
+        assert_eq!(decoder.cut(), Some((20, 6 + 16 + 3)));
+        // What nobody can say the meaning of is a fault.
+        feed(&mut decoder, &naming("[2]", &[7, 8])[20..], vec![]);
+        assert_eq!(decoder.next_frame().unwrap_err().reason(), Reason::WrongHandles);
     }
 
     proptest! {
@@ -316,7 +384,7 @@ mod tests {
             cuts in prop::collection::vec(1usize..400, 1..40),
         ) {
             let stream: Vec<u8> = frames.iter().flat_map(|json| encoded(json, 0)).collect();
-            let (mut decoder, mut seen, mut rest) = (Decoder::new(), Vec::new(), &stream[..]);
+            let (mut decoder, mut seen, mut rest) = (Decoder::naming(0), Vec::new(), &stream[..]);
             for cut in cuts.iter().cycle() {
                 let some = rest.len().min(*cut);
                 feed(&mut decoder, &rest[..some], vec![]);
@@ -335,7 +403,7 @@ mod tests {
         /// Whatever bytes come, the answer is frames or a fault, and nothing is stored past the cap.
         #[test]
         fn any_bytes_give_frames_or_a_fault(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
-            let mut decoder = Decoder::new();
+            let mut decoder = Decoder::naming(0);
             feed(&mut decoder, &bytes, vec![]);
             while let Ok(Some(_)) = decoder.next_frame() {}
             prop_assert!(decoder.buffer.len() <= 4 * CHUNK);

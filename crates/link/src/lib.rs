@@ -37,18 +37,16 @@
 //! It knows no message (`ladder` does) and starts no process (`worker`). Bulk bytes do not belong on
 //! it.
 
-#[cfg(unix)]
 mod error;
 pub mod frame;
 #[cfg(target_os = "linux")]
 pub mod outside;
-#[cfg(unix)]
 mod socket;
+mod sys;
 
-#[cfg(unix)]
 pub use error::LinkError;
 pub use frame::Frame;
 #[cfg(target_os = "linux")]
 pub use outside::Listener;
-#[cfg(unix)]
 pub use socket::{Link, Traffic};
+pub use sys::Socket;

@@ -1,24 +1,16 @@
-//! Frames over a Unix stream socket.
+//! Frames over a stream, whatever the platform has for one.
 
 use std::collections::VecDeque;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use rung::limits::FRAME_HANDLES;
 use rung::{Fault, Handle, Reason};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
-};
 
 use crate::error::LinkError;
 use crate::frame::{self, Decoder, Frame};
+use crate::sys::{NAME, Ready, Socket, Stream};
 
 /// Frames read while this side was busy sending are kept up to so many bytes; past that the peer
 /// has to wait.
@@ -122,8 +114,8 @@ impl Drop for Turn<'_> {
 /// cannot block each other.
 #[derive(Debug)]
 pub struct Link {
-    socket: OwnedFd,
-    peer: Option<OwnedFd>,
+    stream: Stream,
+    peer: Option<Socket>,
     /// Whose turn it is to write; its holder polls both directions.
     writing: Mutex<Writing>,
     written: Condvar,
@@ -145,8 +137,9 @@ impl Link {
     ///
     /// [`LinkError::System`] without descriptors.
     pub fn pair() -> Result<(Self, Self), LinkError> {
-        let (here, there) = Self::pair_with_socket()?;
-        Ok((here, Self::over(there)))
+        let (here, there) =
+            Stream::pair().map_err(|error| LinkError::System("socketpair", error))?;
+        Ok((Self::of(here), Self::of(there)))
     }
 
     /// A link and the socket of its other end, to be handed to another process.
@@ -154,22 +147,21 @@ impl Link {
     /// # Errors
     ///
     /// [`LinkError::System`] without descriptors.
-    pub fn pair_with_socket() -> Result<(Self, OwnedFd), LinkError> {
-        let (here, there) = rustix::net::socketpair(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|errno| LinkError::System("socketpair", errno.into()))?;
-        Ok((Self::over(here), there))
+    pub fn pair_with_socket() -> Result<(Self, Socket), LinkError> {
+        let (here, there) =
+            Stream::pair().map_err(|error| LinkError::System("socketpair", error))?;
+        Ok((Self::of(here), there.into_socket()))
     }
 
-    /// A link over a connected Unix stream socket.
+    /// A link over a connected stream socket: of Unix, or on Windows of TCP.
     #[must_use]
-    pub fn over(socket: OwnedFd) -> Self {
+    pub fn over(socket: Socket) -> Self {
+        Self::of(Stream::over(socket))
+    }
+
+    fn of(stream: Stream) -> Self {
         Self {
-            socket,
+            stream,
             peer: None,
             writing: Mutex::default(),
             written: Condvar::new(),
@@ -181,11 +173,29 @@ impl Link {
         }
     }
 
-    /// Also watches the peer's process (pidfd_open(2)): a child of the peer can keep the socket open
-    /// after the peer has died.
+    /// Also watches the peer's process: a child of the peer can keep the socket open after the peer has died.
+    ///
+    /// What is given can be read from once the process has ended: on Linux a pidfd (pidfd_open(2)), elsewhere what
+    /// `worker` makes for it.
     #[must_use]
-    pub fn watching(mut self, pidfd: OwnedFd) -> Self {
-        self.peer = Some(pidfd);
+    pub fn watching(mut self, exit: Socket) -> Self {
+        self.peer = Some(exit);
+        self
+    }
+
+    /// Moves handles to a process that this one started, and takes them from it.
+    #[cfg(windows)]
+    #[must_use]
+    pub fn moving_handles(mut self, process: winproc::Process) -> Self {
+        self.stream = self.stream.moving(process);
+        self
+    }
+
+    /// Has handles come from the process that started this one, and be taken by it.
+    #[cfg(windows)]
+    #[must_use]
+    pub fn receiving_handles(mut self, received: winproc::Received) -> Self {
+        self.stream = self.stream.coming(received);
         self
     }
 
@@ -219,13 +229,12 @@ impl Link {
     pub fn close(&self) {
         // Afterwards nobody can tell the peer's end of the stream from ours.
         let _ = self.ended_first.set(self.has_ended());
-        // It fails only where the link is ended already.
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        self.stream.shut(true);
     }
 
     /// Ends the link in this direction: the peer sees the end of the stream, and may still send.
     pub fn close_for_sending(&self) {
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        self.stream.shut(false);
     }
 
     /// Whether the peer has ended the stream, read to its end or not, before this side did. Waits for
@@ -235,15 +244,7 @@ impl Link {
         if let Some(ended) = self.ended_first.get() {
             return *ended;
         }
-        let mut waiting = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        loop {
-            match poll(&mut waiting, Some(&now)) {
-                Err(Errno::INTR) => {}
-                Err(_) => return false,
-                Ok(_) => return waiting[0].revents().intersects(PollFlags::RDHUP),
-            }
-        }
+        self.stream.has_ended()
     }
 
     /// Sends one frame, with its descriptors on the first byte.
@@ -270,11 +271,22 @@ impl Link {
             turn.rest = rest[sent..].to_vec();
             return Err(error);
         }
-        match self.write_all(&prefix, json.as_bytes(), handles, deadline) {
+        let told = self.stream.told(handles).map_err(|error| LinkError::System("naming", error))?;
+        let joined;
+        let first = if told.is_empty() {
+            &prefix[..]
+        } else {
+            joined = [&prefix, &told[..]].concat();
+            &joined
+        };
+        match self.write_all(first, json.as_bytes(), handles, deadline) {
             Ok(()) => {}
-            Err((0, error)) => return Err(error),
+            Err((0, error)) => {
+                self.stream.take_back(&told);
+                return Err(error);
+            }
             Err((sent, LinkError::Deadline)) => {
-                let whole = [&prefix, json.as_bytes()].concat();
+                let whole = [first, json.as_bytes()].concat();
                 turn.rest = whole[sent..].to_vec();
                 return Err(LinkError::Begun);
             }
@@ -327,34 +339,23 @@ impl Link {
             };
             // All descriptors ride the first byte: any earlier write has taken them along.
             let riding = if sent == 0 { handles } else { &[] };
-            match self.write_some(&parts, riding) {
+            match self.stream.send(&parts, riding) {
                 Ok(bytes) => {
                     add(&self.counters.handles_sent, riding.len());
                     add(&self.counters.bytes_sent, bytes);
                     sent += bytes;
                 }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.wait_to_write(deadline).map_err(|error| (sent, error))?,
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err((sent, self.gone())),
-                Err(errno) => return Err((sent, LinkError::System("sendmsg", errno.into()))),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock => {
+                        self.wait_to_write(deadline).map_err(|error| (sent, error))?;
+                    }
+                    kind if is_gone(kind) => return Err((sent, self.gone())),
+                    _ => return Err((sent, LinkError::System("sending", error))),
+                },
             }
         }
         Ok(())
-    }
-
-    fn write_some(&self, parts: &[IoSlice<'_>], handles: &[Handle]) -> Result<usize, Errno> {
-        let borrowed: Vec<BorrowedFd<'_>> = handles.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FRAME_HANDLES))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-            return Err(Errno::INVAL);
-        }
-        rustix::net::sendmsg(
-            &self.socket,
-            parts,
-            &mut control,
-            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-        )
     }
 
     /// Waits until the socket takes more, and reads what comes meanwhile, so that a peer that does
@@ -363,15 +364,15 @@ impl Link {
         loop {
             let may_read =
                 self.try_inbox().is_some_and(|inbox| inbox.ready_cost < READ_AHEAD && !inbox.ended);
-            let interest = if may_read { PollFlags::OUT | PollFlags::IN } else { PollFlags::OUT };
             // The inbox is not held meanwhile: whoever wants to read can.
-            let ready = self.poll(interest, deadline)?;
-            if ready.socket.intersects(PollFlags::IN)
+            let ready = self.wait(true, may_read, deadline)?;
+            if may_read
+                && ready.readable
                 && let Some(mut inbox) = self.try_inbox()
             {
                 self.read_some(&mut inbox)?;
             }
-            if ready.socket.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP) {
+            if ready.writable {
                 return Ok(());
             }
             if ready.peer_exited {
@@ -428,9 +429,9 @@ impl Link {
             if self.spin(deadline, &mut inbox)? {
                 continue;
             }
-            let ready = self.poll(PollFlags::IN, deadline)?;
+            let ready = self.wait(false, true, deadline)?;
             waited = true;
-            if ready.socket.is_empty() && ready.peer_exited {
+            if !ready.readable && ready.peer_exited {
                 // It may have written between our read and its death.
                 if !self.read_some(&mut inbox)? && inbox.ready.is_empty() && !inbox.ended {
                     return Err(LinkError::PeerExited);
@@ -471,55 +472,45 @@ impl Link {
 
     /// Reads what is there, without waiting; whether there was anything (the end counts).
     fn read_some(&self, inbox: &mut Inbox) -> Result<bool, LinkError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FRAME_HANDLES))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
         let room = inbox.decoder.room();
         let received = loop {
-            match rustix::net::recvmsg(
-                &self.socket,
-                &mut [IoSliceMut::new(room)],
-                &mut control,
-                RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
-            ) {
-                Err(Errno::INTR) => {}
+            match self.stream.receive(room) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => break other,
             }
         };
         let received = match received {
             Ok(received) => received,
-            Err(Errno::AGAIN) => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             // The peer closed with something of ours unread; nothing of its own is left.
-            Err(Errno::CONNRESET) => {
+            Err(error) if is_gone(error.kind()) => {
                 inbox.ended = true;
                 return Ok(true);
             }
-            Err(errno) => return Err(LinkError::System("recvmsg", errno.into())),
+            Err(error) => return Err(LinkError::System("receiving", error)),
         };
-        let mut handles: Vec<Handle> = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                handles.extend(descriptors);
-            }
-        }
         add(&self.counters.bytes_received, received.bytes);
-        add(&self.counters.handles_received, handles.len());
-        if received.flags.contains(ReturnFlags::CTRUNC) {
+        add(&self.counters.handles_received, received.handles.len());
+        if received.truncated {
             // The kernel dropped descriptors (this process may be at its limit of open files):
             // which ones, nobody can tell any more.
             return Err(self.broken(Fault::new(
                 Reason::NoDescriptors,
-                format!("descriptors were cut off on receipt, {} came", handles.len()),
+                format!("descriptors were cut off on receipt, {} came", received.handles.len()),
             )));
         }
         if received.bytes == 0 {
             inbox.ended = true;
             return Ok(true);
         }
-        inbox.decoder.filled(received.bytes, handles);
+        inbox.decoder.filled(received.bytes, received.handles);
         loop {
-            match inbox.decoder.next_frame() {
+            match inbox.decoder.next_frame_by(|name| self.stream.named(name)) {
                 Ok(Some(frame)) => {
                     add(&self.counters.frames_received, 1);
+                    if NAME > 0 {
+                        add(&self.counters.handles_received, frame.handles.len());
+                    }
                     inbox.ready_cost += cost(&frame);
                     inbox.ready.push_back(frame);
                 }
@@ -557,41 +548,27 @@ impl Link {
         LinkError::Fault(fault)
     }
 
-    fn poll(&self, interest: PollFlags, deadline: Option<Instant>) -> Result<Ready, LinkError> {
+    /// Waits until there is something to do.
+    fn wait(&self, write: bool, read: bool, deadline: Option<Instant>) -> Result<Ready, LinkError> {
         loop {
-            let timeout = match deadline {
-                None => None,
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(LinkError::Deadline);
-                    }
-                    // Past what a timespec holds is for ever.
-                    Timespec::try_from(left).ok()
-                }
-            };
-            let mut waiting = vec![PollFd::new(&self.socket, interest)];
-            if let Some(peer) = &self.peer {
-                waiting.push(PollFd::new(peer, PollFlags::IN));
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Err(LinkError::Deadline);
             }
-            match poll(&mut waiting, timeout.as_ref()) {
-                // The next turn sees that the deadline has passed.
-                Ok(0) | Err(Errno::INTR) => {}
-                Ok(_) => {
-                    return Ok(Ready {
-                        socket: waiting[0].revents(),
-                        peer_exited: waiting.get(1).is_some_and(|peer| !peer.revents().is_empty()),
-                    });
-                }
-                Err(errno) => return Err(LinkError::System("poll", errno.into())),
+            let ready = self.stream.wait(self.peer.as_ref(), write, read, left);
+            let ready = ready.map_err(|error| LinkError::System("poll", error))?;
+            // Otherwise a signal came, or the next turn sees that the deadline has passed.
+            if ready.readable || ready.writable || ready.peer_exited {
+                return Ok(ready);
             }
         }
     }
 }
 
-struct Ready {
-    socket: PollFlags,
-    peer_exited: bool,
+/// Whether the stream is over.
+fn is_gone(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+    matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected)
 }
 
 /// A lock whose holder panicked guards nothing that is half done here: frames are whole or not there.
@@ -599,8 +576,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl AsFd for Link {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+#[cfg(unix)]
+impl std::os::fd::AsFd for Link {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+#[cfg(windows)]
+impl std::os::windows::io::AsSocket for Link {
+    fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
+        self.stream.as_socket()
     }
 }

@@ -1,6 +1,8 @@
 //! At its limit of open files a process is given fewer descriptors than were sent. The one test of
 //! its binary, since the limit is the process's.
 
+#![cfg(unix)]
+
 use std::fs::File;
 use std::time::{Duration, Instant};
 

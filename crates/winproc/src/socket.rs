@@ -21,7 +21,7 @@ pub const SHARED: usize = size_of::<WSAPROTOCOL_INFOW>();
 /// # Errors
 ///
 /// What making sockets gives.
-pub fn pair() -> io::Result<(OwnedSocket, OwnedSocket, Received)> {
+pub fn pair() -> io::Result<[(TcpStream, Received); 2]> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let here = TcpStream::connect(listener.local_addr()?)?;
     let expected = here.local_addr()?;
@@ -33,7 +33,7 @@ pub fn pair() -> io::Result<(OwnedSocket, OwnedSocket, Received)> {
                 // Frames are written whole, and answered.
                 socket.set_nodelay(true)?;
             }
-            return Ok((here.into(), there.into(), Received(())));
+            return Ok([(here, Received(())), (there, Received(()))]);
         }
     }
     Err(io::Error::other("strangers connect faster than this process"))
@@ -62,7 +62,7 @@ pub fn share_socket(socket: BorrowedSocket<'_>, pid: u32) -> io::Result<[u8; SHA
 /// # Errors
 ///
 /// What WSASocketW gives: for what is no socket of this process, among others.
-pub fn take_socket(told: &[u8; SHARED]) -> io::Result<(OwnedSocket, Received)> {
+pub fn take_socket(told: &[u8; SHARED]) -> io::Result<(TcpStream, Received)> {
     start()?;
     // SAFETY: a structure of numbers and arrays of them: any bytes are one.
     let info = unsafe { std::mem::transmute_copy::<[u8; SHARED], WSAPROTOCOL_INFOW>(told) };
@@ -82,7 +82,7 @@ pub fn take_socket(told: &[u8; SHARED]) -> io::Result<(OwnedSocket, Received)> {
     }
     // SAFETY: N2: the call gave it, and it is a socket.
     let socket = unsafe { OwnedSocket::from_raw_socket(socket as u64) };
-    Ok((socket, Received(())))
+    Ok((socket.into(), Received(())))
 }
 
 /// Winsock wants to be begun with, as often as one likes.
