@@ -30,7 +30,6 @@
 //!
 //! It sends nothing and decides nothing: which memory leaves how is its rung's business. It is there on Linux alone;
 //! elsewhere the crate is empty.
-#![cfg(target_os = "linux")]
 
 pub mod block;
 #[cfg(feature = "dlpark")]

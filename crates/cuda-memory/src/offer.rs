@@ -84,8 +84,26 @@ fn namespace() -> String {
 
 /// What tells this process's `/dev/shm` from another; 0 where there is none.
 fn mount() -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata("/dev/shm").map_or(0, |mount| mount.dev())
+    #[cfg(target_os = "linux")]
+    return std::fs::metadata("/dev/shm")
+        .map_or(0, |mount| std::os::unix::fs::MetadataExt::dev(&mount));
+    #[cfg(not(target_os = "linux"))]
+    0
+}
+
+/// That memory of devices can go from one process to another here at all: the driver's handles of both kinds are
+/// Linux's.
+///
+/// # Errors
+///
+/// [`Reason::Platform`] elsewhere.
+pub fn expect_linux() -> Result<(), Refusal> {
+    if cfg!(target_os = "linux") {
+        return Ok(());
+    }
+    let detail =
+        format!("memory of devices is shared on Linux alone, this is {}", std::env::consts::OS);
+    Err(Refusal::new(Reason::Platform, detail))
 }
 
 /// This process's offer on a rung, with these devices.

@@ -14,8 +14,33 @@ use crate::functions::Functions;
 /// The oldest driver that has every function that is called: that of CUDA 11.4.
 const FLOOR: u32 = 11_040;
 
-/// Where the driver's library is looked for, by the dynamic loader's rules (ld.so(8)).
-const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+/// What the driver's library is called.
+const NAMES: &[&str] =
+    if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+
+/// Looks for a library by the dynamic loader's rules (ld.so(8)).
+///
+/// # Safety
+///
+/// As of [`Library::new`].
+#[cfg(not(windows))]
+unsafe fn load(name: &str) -> Result<Library, libloading::Error> {
+    // SAFETY: as the caller has it.
+    unsafe { Library::new(name) }
+}
+
+/// Looks for a library in the system's own folder, where the driver puts it: otherwise the program's folder and the
+/// current one come first, and anybody may have put a library there.
+///
+/// # Safety
+///
+/// As of [`Library::new`].
+#[cfg(windows)]
+unsafe fn load(name: &str) -> Result<Library, libloading::Error> {
+    use libloading::os::windows::{LOAD_LIBRARY_SEARCH_SYSTEM32, Library};
+    // SAFETY: as the caller has it.
+    Ok(unsafe { Library::load_with_flags(name, LOAD_LIBRARY_SEARCH_SYSTEM32) }?.into())
+}
 
 /// Exported by the stand-in of the tests, and by no driver.
 const STAND_IN: &str = "cuda_cpu_standin_marker";
@@ -110,7 +135,7 @@ impl Driver {
         let library = NAMES.iter().find_map(|name| {
             // SAFETY: the library of the driver, which is made to be loaded in this way; it is this process's
             // environment that says where it is, as for every other library of it.
-            match unsafe { Library::new(*name) } {
+            match unsafe { load(name) } {
                 Ok(library) => Some(library),
                 Err(error) => {
                     if why.is_empty() {

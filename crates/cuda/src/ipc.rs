@@ -1,16 +1,16 @@
 //! Both ways in which device memory crosses to another process.
 #![expect(unsafe_code, reason = "calls of the driver")]
 
-use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ffi::c_uint;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
     CUdeviceptr, CUipcMem_flags as ipc_flags, CUipcMemHandle, CUmemGenericAllocationHandle,
 };
-use rung::{Fault, Reason, Refusal};
+use rung::{Fault, Handle, Reason, Refusal};
 
 use crate::context::{Context, Entered};
+use crate::descriptor;
 use crate::functions::{MemAccessDesc, MemAllocationProp, MemLocation};
 use crate::keeps::Keeps;
 use crate::memory::Buffer;
@@ -213,28 +213,20 @@ impl Shareable {
     /// # Errors
     ///
     /// What the driver answers.
-    pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
+    pub fn descriptor(&self) -> Result<Handle, Refusal> {
         let entered = self.context.enter()?;
-        let mut descriptor: c_int = -1;
-        // SAFETY: C1: for this kind of handle, one `int` is written.
-        let code = unsafe {
-            (entered.driver().functions.cuMemExportToShareableHandle)(
-                (&raw mut descriptor).cast(),
-                self.handle,
-                POSIX_DESCRIPTOR,
-                0,
-            )
-        };
-        entered.check("cuMemExportToShareableHandle", code)?;
-        if descriptor < 0 {
-            return Err(Refusal::new(Reason::Driver, "no descriptor came"));
-        }
-        // SAFETY: the driver made it for the caller, who alone has it and closes it.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // Not for programs that are started meanwhile.
-        rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
-            .map_err(|errno| Refusal::new(Reason::System, errno.to_string()))?;
-        Ok(descriptor)
+        descriptor::exported(|place| {
+            // SAFETY: C1: for this kind of handle, one `int` is written, and there is room for one.
+            let code = unsafe {
+                (entered.driver().functions.cuMemExportToShareableHandle)(
+                    place,
+                    self.handle,
+                    POSIX_DESCRIPTOR,
+                    0,
+                )
+            };
+            Ok(entered.check("cuMemExportToShareableHandle", code)?)
+        })
     }
 
     /// Maps what another process's descriptor stands for: `len` bytes, as that process says.
@@ -243,11 +235,7 @@ impl Shareable {
     ///
     /// [`Reason::WrongSize`] for a length that no allocation of the device has, and what the driver answers: it
     /// checks the descriptor, its device and its length.
-    pub fn import(
-        context: &Arc<Context>,
-        descriptor: OwnedFd,
-        len: usize,
-    ) -> Result<Buffer, Fault> {
+    pub fn import(context: &Arc<Context>, descriptor: Handle, len: usize) -> Result<Buffer, Fault> {
         let entered = context.enter()?;
         let granularity = Self::granularity(&entered, context)?;
         if len == 0 || !len.is_multiple_of(granularity) {
@@ -255,8 +243,7 @@ impl Shareable {
             return Err(Fault::new(Reason::WrongSize, detail));
         }
         let mut handle = 0;
-        // For this kind of handle the driver takes the descriptor's number in the place of a pointer.
-        let number = descriptor.as_raw_fd() as usize as *mut c_void;
+        let number = descriptor::argument(&descriptor)?;
         // SAFETY: C1: writes a handle. The descriptor is open, and stays ours: the driver takes none of it over.
         // C2: released by what is made of it below.
         let code = unsafe {

@@ -53,11 +53,11 @@
 //!
 //! # What it does not do
 //!
-//! It is there on Linux alone; elsewhere the crate is empty. It decides nothing: which mechanism moves which memory is `tier-cuda-ipc`'s business. It launches no kernels.
-#![cfg(target_os = "linux")]
+//! Outside Linux nothing leaves this process: exporting is refused. It decides nothing: which mechanism moves which memory is `tier-cuda-ipc`'s business. It launches no kernels.
 
 mod code;
 pub mod context;
+mod descriptor;
 #[cfg(feature = "dlpark")]
 pub mod dlpack;
 pub mod driver;

@@ -5,15 +5,14 @@
 //! do not know what the other process does.
 #![expect(unsafe_code, reason = "calls of the driver")]
 
-use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use cudarc::driver::sys::{CUdeviceptr, CUmemPoolPtrExportData, CUmemoryPool};
-use rung::{Fault, Reason, Refusal};
+use rung::{Fault, Handle, Reason, Refusal};
 
 use crate::context::Context;
+use crate::descriptor;
 use crate::functions::{MemAccessDesc, MemLocation, MemPoolProps};
 use crate::ipc::{ON_DEVICE, PINNED, POSIX_DESCRIPTOR, READ_WRITE};
 use crate::keeps::{Keeps, Pooled};
@@ -31,7 +30,7 @@ struct Owned {
     is_imported: bool,
     number: u64,
     /// What other processes import it by, once it was exported.
-    exported: OnceLock<OwnedFd>,
+    exported: OnceLock<Handle>,
 }
 
 impl Owned {
@@ -125,27 +124,20 @@ impl Pool {
         Ok(ExportedPool { pool: self, descriptor })
     }
 
-    fn export(&self) -> Result<OwnedFd, Refusal> {
+    fn export(&self) -> Result<Handle, Refusal> {
         let entered = self.0.context.enter()?;
-        let mut descriptor: c_int = -1;
-        // SAFETY: C1: for this kind of handle, one `int` is written.
-        let code = unsafe {
-            (entered.driver().functions.cuMemPoolExportToShareableHandle)(
-                (&raw mut descriptor).cast(),
-                self.0.raw.0,
-                POSIX_DESCRIPTOR,
-                0,
-            )
-        };
-        entered.check("cuMemPoolExportToShareableHandle", code)?;
-        if descriptor < 0 {
-            return Err(Refusal::new(Reason::Driver, "no descriptor came"));
-        }
-        // SAFETY: the driver made it for the caller, who alone has it and closes it.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
-            .map_err(|errno| Refusal::new(Reason::System, errno.to_string()))?;
-        Ok(descriptor)
+        descriptor::exported(|place| {
+            // SAFETY: C1: for this kind of handle, one `int` is written, and there is room for one.
+            let code = unsafe {
+                (entered.driver().functions.cuMemPoolExportToShareableHandle)(
+                    place,
+                    self.0.raw.0,
+                    POSIX_DESCRIPTOR,
+                    0,
+                )
+            };
+            Ok(entered.check("cuMemPoolExportToShareableHandle", code)?)
+        })
     }
 
     /// Another process's pool, by its descriptor. Nothing can be allocated from it.
@@ -153,11 +145,10 @@ impl Pool {
     /// # Errors
     ///
     /// What the driver answers.
-    pub fn import(context: &Arc<Context>, descriptor: OwnedFd) -> Result<Self, Fault> {
+    pub fn import(context: &Arc<Context>, descriptor: Handle) -> Result<Self, Fault> {
         let entered = context.enter()?;
         let mut raw: CUmemoryPool = std::ptr::null_mut();
-        // For this kind of handle the driver takes the descriptor's number in the place of a pointer.
-        let number = descriptor.as_raw_fd() as usize as *mut c_void;
+        let number = descriptor::argument(&descriptor)?;
         // SAFETY: C1: writes a handle; the descriptor is open, and stays ours. C2: destroyed by its owner.
         let code = unsafe {
             (entered.driver().functions.cuMemPoolImportFromShareableHandle)(
@@ -252,7 +243,7 @@ impl WeakPool {
 #[derive(Debug, Clone, Copy)]
 pub struct ExportedPool<'p> {
     pool: &'p Pool,
-    descriptor: &'p OwnedFd,
+    descriptor: &'p Handle,
 }
 
 impl ExportedPool<'_> {
@@ -261,7 +252,7 @@ impl ExportedPool<'_> {
     /// # Errors
     ///
     /// [`Reason::NoDescriptors`].
-    pub fn descriptor(&self) -> Result<OwnedFd, Refusal> {
+    pub fn descriptor(&self) -> Result<Handle, Refusal> {
         self.descriptor
             .try_clone()
             .map_err(|error| Refusal::new(Reason::NoDescriptors, error.to_string()))

@@ -23,16 +23,9 @@ impl Check {
 }
 
 /// The devices that this process sees.
-#[cfg(target_os = "linux")]
 pub(crate) fn devices() -> Vec<ladder::Device> {
     let driver = ladder::tier_cuda_ipc::cuda::driver();
     driver.map_or(Vec::new(), |driver| driver.devices().iter().map(|info| info.device()).collect())
-}
-
-/// None, elsewhere.
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn devices() -> Vec<ladder::Device> {
-    Vec::new()
 }
 
 /// Everything that a person who misses a rung should know.
@@ -41,15 +34,14 @@ pub(crate) fn look_around(report: &Report) -> Vec<Check> {
     vec![cuda(), shm(), locked(), descriptors(), namespaces(report)]
 }
 
-/// Elsewhere there is nothing to set up.
+/// Elsewhere there is little to set up.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn look_around(_: &Report) -> Vec<Check> {
     let found = format!("{}: shared memory and what is below it", std::env::consts::OS);
     let remedy = "run both processes on Linux for the rungs of device memory";
-    vec![Check::wanting("platform", found, remedy)]
+    vec![cuda(), Check::wanting("platform", found, remedy)]
 }
 
-#[cfg(target_os = "linux")]
 fn cuda() -> Check {
     use ladder::tier_cuda_ipc::cuda;
     let driver = match cuda::driver() {

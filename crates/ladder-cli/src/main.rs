@@ -5,10 +5,6 @@
 //! values and back, `device` puts tensors on one, `operate` is what the worker does with them, `report` prints; `machine` is what `doctor` looks at beside the
 //! rungs.
 
-#[cfg(target_os = "linux")]
-mod device;
-#[cfg(not(target_os = "linux"))]
-#[path = "no_device.rs"]
 mod device;
 mod doctor;
 mod load;

@@ -1,14 +1,13 @@
 //! A proven connection: calls one way, answers the other.
 
 use std::ops::Deref;
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use canary::Report;
-use link::{Link, Traffic};
+use link::Traffic;
 use rung::{BridgeError, Device, Refusal, RungId, Trust, Value, limits};
 use segment::PeerTrust;
 use serde::de::DeserializeOwned;
@@ -250,7 +249,8 @@ impl Channel {
             let core = greet(link, Role::Worker, ladder, &trust, options.clone(), None)?;
             Ok(Some(Unproven::new(core, None)))
         };
-        if let Some(link) = invited(options.handshake)? {
+        #[cfg(unix)]
+        if let Some(link) = crate::outside::invited(options.handshake)? {
             // Whoever listens said nothing of what it runs.
             return unproven(link, trust);
         }
@@ -260,21 +260,6 @@ impl Channel {
         let known = || PeerTrust::same_executable(worker::host_pid()?).ok();
         unproven(link, trust.or_else(known))
     }
-}
-
-/// A link to the listener that this process was invited by, if it was; the first time it is asked.
-fn invited(limit: Duration) -> Result<Option<Link>, ConnectError> {
-    static ASKED: AtomicBool = AtomicBool::new(false);
-    let variable = |name| std::env::var(name).ok();
-    let invitation = variable(link::outside::ADDRESS).zip(variable(link::outside::KEY));
-    let Some((address, key)) = invitation else { return Ok(None) };
-    if ASKED.swap(true, Ordering::Relaxed) {
-        return Ok(None);
-    }
-    let deadline = Instant::now().checked_add(limit);
-    link::outside::connect(Path::new(&address), &key, deadline)
-        .map(Some)
-        .map_err(|error| ConnectError::Ended(error.into(), None))
 }
 
 impl Peer {

@@ -30,7 +30,6 @@ pub const ALL: &[&str] = &[
 /// This thread is at a point.
 #[cfg(all(feature = "failpoints", debug_assertions))]
 pub(crate) fn reached(point: &str) {
-    use rustix::process::{Signal, getpid, kill_process};
     use std::sync::LazyLock;
 
     static ARMED: LazyLock<Option<(String, String)>> = LazyLock::new(|| {
@@ -44,8 +43,12 @@ pub(crate) fn reached(point: &str) {
         return;
     }
     match action.as_str() {
-        "kill" => drop(kill_process(getpid(), Signal::KILL)),
-        "stop" => drop(kill_process(getpid(), Signal::STOP)),
+        #[cfg(unix)]
+        "kill" | "stop" => {
+            use rustix::process::{Signal, getpid, kill_process};
+            let signal = if action == "kill" { Signal::KILL } else { Signal::STOP };
+            let _ = kill_process(getpid(), signal);
+        }
         "abort" => std::process::abort(),
         action => {
             let wait = action.strip_prefix("delay:").and_then(|ms| ms.parse().ok()).unwrap_or(0);

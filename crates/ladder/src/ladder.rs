@@ -24,9 +24,9 @@ impl Ladder {
     pub fn standard() -> Self {
         Self {
             rungs: vec![
-                #[cfg(all(feature = "cuda-unversioned", target_os = "linux"))]
+                #[cfg(feature = "cuda-unversioned")]
                 Arc::new(tier_cuda_ipc::CudaIpc),
-                #[cfg(all(feature = "cuda-unversioned", target_os = "linux"))]
+                #[cfg(feature = "cuda-unversioned")]
                 Arc::new(tier_cuda_ipc::CudaVmm),
                 #[cfg(feature = "shm")]
                 Arc::new(tier_shm::Shm),
@@ -42,7 +42,7 @@ impl Ladder {
     /// With `pool-ipc`, which is experimental, by this contract (`docs/pool-ownership-contract.md`): memory of a pool
     /// goes by it, without a copy, before `cuda-vmm` would copy it once. Both sides have to ask for it, and each proves
     /// it at connect as every other rung.
-    #[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+    #[cfg(feature = "pool-ipc")]
     #[must_use]
     pub fn experimental_pool_ipc(mut self, contract: tier_pool_ipc::Contract) -> Self {
         if self.rungs.iter().any(|rung| rung.id() == RungId::POOL_IPC) {

@@ -55,6 +55,7 @@ mod handler;
 mod handshake;
 mod keeper;
 mod ladder;
+#[cfg(unix)]
 mod outside;
 mod own;
 mod pack;
@@ -82,6 +83,7 @@ pub use error::{CallError, CallErrorKind, ConnectError, Ended};
 pub use handler::{Failure, Handler, Methods};
 pub use keeper::{AtBound, Bounds, HeldLease};
 pub use ladder::Ladder;
+#[cfg(unix)]
 pub use outside::Listener;
 pub use registry::{Decomposed, Decomposer, Parts, RegisterError, Registry, RegistryBuilder};
 pub use route::{BelowRequired, LeafPath, Leg, Route, What};
@@ -99,13 +101,13 @@ pub use rung::{
     Reason, Refusal, RungId, Tensor, Unsendable, Value, from_value, to_value,
 };
 pub use segment::PeerTrust;
-#[cfg(all(feature = "cuda-unversioned", target_os = "linux"))]
+#[cfg(feature = "cuda-unversioned")]
 pub use tier_cuda_ipc::{self, DeviceTensorMut, alloc_on};
 #[cfg(feature = "numpy")]
 pub use tier_numpy;
 #[cfg(feature = "pickle")]
 pub use tier_pickle;
-#[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+#[cfg(feature = "pool-ipc")]
 pub use tier_pool_ipc::{self, Contract};
 #[cfg(feature = "shm")]
 pub use tier_shm::{self, TensorMut, release, share};

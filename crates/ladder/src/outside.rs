@@ -1,8 +1,10 @@
 //! Workers that this process did not spawn.
 
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use link::{LinkError, Listener as Socket};
+use link::{Link, LinkError, Listener as Socket};
 use rung::Trust;
 use segment::PeerTrust;
 
@@ -92,4 +94,19 @@ impl Listener {
         let core = greet(link, Role::Host, &self.ladder, &self.trust, options, None)?;
         Ok(Unproven::new(core, None))
     }
+}
+
+/// A link to the listener that this process was invited by, if it was; the first time it is asked.
+pub(crate) fn invited(limit: Duration) -> Result<Option<Link>, ConnectError> {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    let variable = |name| std::env::var(name).ok();
+    let invitation = variable(link::outside::ADDRESS).zip(variable(link::outside::KEY));
+    let Some((address, key)) = invitation else { return Ok(None) };
+    if ASKED.swap(true, Ordering::Relaxed) {
+        return Ok(None);
+    }
+    let deadline = Instant::now().checked_add(limit);
+    link::outside::connect(Path::new(&address), &key, deadline)
+        .map(Some)
+        .map_err(|error| ConnectError::Ended(error.into(), None))
 }

@@ -103,7 +103,7 @@ impl Deref for Worker {
 #[derive(Default)]
 pub struct WorkerBuilder {
     ladder: Ladder,
-    #[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+    #[cfg(feature = "pool-ipc")]
     pools: Option<crate::Contract>,
     trust: Option<PeerTrust>,
     options: Options,
@@ -129,7 +129,7 @@ impl WorkerBuilder {
     }
 
     /// As [`Ladder::experimental_pool_ipc`], beside whatever other rungs there are.
-    #[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+    #[cfg(feature = "pool-ipc")]
     #[must_use]
     pub fn experimental_pool_ipc(mut self, contract: crate::Contract) -> Self {
         self.pools = Some(contract);
@@ -200,12 +200,12 @@ impl WorkerBuilder {
     /// Where the program cannot be started, ends, hangs, or speaks something else.
     pub fn greet(self, command: Command) -> Result<Unproven<Worker>, ConnectError> {
         let (process, link) = command.spawn()?;
-        #[cfg(all(feature = "pool-ipc", target_os = "linux"))]
+        #[cfg(feature = "pool-ipc")]
         let ladder = match self.pools {
             Some(contract) => self.ladder.experimental_pool_ipc(contract),
             None => self.ladder,
         };
-        #[cfg(not(all(feature = "pool-ipc", target_os = "linux")))]
+        #[cfg(not(feature = "pool-ipc"))]
         let ladder = self.ladder;
         let process = Arc::new(process);
         let trust = self

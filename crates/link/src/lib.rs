@@ -39,14 +39,14 @@
 
 mod error;
 pub mod frame;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub mod outside;
 mod socket;
 mod sys;
 
 pub use error::LinkError;
 pub use frame::Frame;
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub use outside::Listener;
 pub use socket::{Link, Traffic};
 pub use sys::Socket;

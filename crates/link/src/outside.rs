@@ -13,7 +13,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use subtle::ConstantTimeEq;
 
@@ -136,9 +135,7 @@ impl Listener {
     }
 
     fn admit(&self, stream: UnixStream, deadline: Option<Instant>) -> Option<Link> {
-        // nix gives the numbers as they are; of another pid namespace the process is 0.
-        let peer = getsockopt(&stream, PeerCredentials).ok()?;
-        if peer.uid() != rustix::process::geteuid().as_raw() {
+        if user_of(&stream)? != rustix::process::geteuid().as_raw() {
             return None;
         }
         let link = Link::over(OwnedFd::from(stream));
@@ -152,6 +149,19 @@ impl Listener {
         }
         Some(link)
     }
+}
+
+/// Whose process the other end is, as the kernel knows it.
+#[cfg(target_os = "linux")]
+fn user_of(stream: &UnixStream) -> Option<u32> {
+    use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+    // nix gives the numbers as they are; of another pid namespace the process is 0.
+    getsockopt(stream, PeerCredentials).ok().map(|peer| peer.uid())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn user_of(stream: &UnixStream) -> Option<u32> {
+    nix::unistd::getpeereid(stream).ok().map(|(user, _)| user.as_raw())
 }
 
 impl Drop for Listener {

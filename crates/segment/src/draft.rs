@@ -19,14 +19,12 @@ use crate::sealed::Sealed;
 /// [`Pool`].
 ///
 /// ```
-/// # #[cfg(target_os = "linux")] {
 /// let mut draft = segment::Draft::new(8)?;
 /// draft.bytes_mut().fill(1);
 /// let shared = draft.share()?;
 /// assert_eq!(shared.bytes(), [1; 8]);
 /// let mut again = shared.reclaim().expect("nobody looks at it");
 /// again.bytes_mut().fill(2);
-/// # }
 /// # Ok::<(), rung::Refusal>(())
 /// ```
 ///

@@ -1,6 +1,5 @@
 //! Device memory of another process, mapped here.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -10,13 +9,13 @@ use cuda_memory::block::{Watcher, Watchers, serial};
 use cuda_memory::events::Streams;
 use cuda_memory::lease::Mapped;
 use cuda_memory::lock;
-use rung::{Device, Fault, Reason, Refusal};
+use rung::{Device, Fault, Handle, Reason, Refusal};
 
 /// What an allocation is mapped by.
 #[derive(Debug)]
 pub(crate) enum Source {
     Legacy(MemHandle),
-    Descriptor(OwnedFd),
+    Descriptor(Handle),
 }
 
 /// An allocation of another process: opened once, closed once, whoever uses it in between.

@@ -48,9 +48,8 @@
 //!
 //! # What it does not do
 //!
-//! It is there on Linux alone; elsewhere the crate is empty. It launches nothing and has no socket. Memory that a peer has mapped can be written by that peer: the driver has no
+//! Elsewhere than on Linux both rungs refuse, with [`rung::Reason::Platform`]; device memory goes by `shm` there. It launches nothing and has no socket. Memory that a peer has mapped can be written by that peer: the driver has no
 //! seals.
-#![cfg(target_os = "linux")]
 
 mod carrier;
 mod import;
@@ -79,6 +78,7 @@ pub struct CudaIpc;
 pub struct CudaVmm;
 
 fn probe(kind: Kind) -> Result<Offer, Refusal> {
+    offer::expect_linux()?;
     let driver = cuda::driver()?;
     let can = |info: &&cuda::DeviceInfo| kind == Kind::Legacy || info.can().share_descriptors;
     let of = |info: &cuda::DeviceInfo| (info.device(), info.can().share_events);

@@ -4,7 +4,6 @@
 //! being freed waits until that is done.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, PoisonError, Weak};
 
@@ -13,7 +12,7 @@ use cuda_memory::block::serial;
 use cuda_memory::events::Streams;
 use cuda_memory::lease::Mapped;
 use cuda_memory::lock;
-use rung::{Device, Fault, Reason, Refusal};
+use rung::{Device, Fault, Handle, Reason, Refusal};
 
 use crate::contract::{Freed, Imported};
 
@@ -25,7 +24,7 @@ pub(crate) type PoolKey = (String, u64);
 pub(crate) struct TheirPool {
     key: PoolKey,
     device: Device,
-    descriptor: OwnedFd,
+    descriptor: Handle,
     /// While memory of it is mapped, which keeps it.
     open: Mutex<WeakPool>,
 }
@@ -34,7 +33,7 @@ static POOLS: LazyLock<Mutex<HashMap<PoolKey, Weak<TheirPool>>>> = LazyLock::new
 
 impl TheirPool {
     /// One that is known in this process, or a new one.
-    pub(crate) fn of(key: PoolKey, device: Device, descriptor: OwnedFd) -> Arc<Self> {
+    pub(crate) fn of(key: PoolKey, device: Device, descriptor: Handle) -> Arc<Self> {
         let mut pools = lock(&POOLS);
         if let Some(known) = pools.get(&key).and_then(Weak::upgrade) {
             return known;

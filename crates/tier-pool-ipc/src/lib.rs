@@ -38,7 +38,6 @@
 //! It is there on Linux alone; elsewhere the crate is empty. It speaks to peers that are trusted, since whoever has a
 //! pool may see all of it. What came by it goes back to its owner, and no further: to a third process it is copied, by
 //! `cuda-vmm`.
-#![cfg(target_os = "linux")]
 
 mod carrier;
 pub mod contract;
@@ -89,6 +88,7 @@ impl Rung for PoolIpc {
     }
 
     fn probe(&self) -> Result<Offer, Refusal> {
+        offer::expect_linux()?;
         let driver = cuda::driver()?;
         let can = |info: &&cuda::DeviceInfo| info.can().pools && info.can().share_pools;
         let of = |info: &cuda::DeviceInfo| (info.device(), info.can().share_events);

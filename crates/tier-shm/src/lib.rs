@@ -1,10 +1,9 @@
-//! Shared host memory as a rung: sealed segments passed by descriptor.
+//! Shared host memory as a rung: sealed segments passed by descriptor; on Windows sections, by handle.
 //!
 //! Works alone, in any protocol that can pass text and file descriptors: see
 //! `examples/07_tier_shm_alone.rs`. Within one process, the whole life of a tensor is:
 //!
 //! ```
-//! # #[cfg(target_os = "linux")] {
 //! use std::collections::VecDeque;
 //! use rung::{DType, Parcel, Rung, Session, Tensor, Trust};
 //! use tier_shm::{Shm, TensorMut};
@@ -34,7 +33,6 @@
 //! drop(packed.owner);
 //! let again = TensorMut::reclaim(image).expect("every lease is home");
 //! assert_eq!(again.shape(), [2, 2]);
-//! # }
 //! # Ok::<(), rung::Fault>(())
 //! ```
 //!
@@ -55,28 +53,23 @@
 //!
 //! It has no socket: whoever sends parcels keeps `Packed::owner` until the receipt came
 //! and [`rung::Carrier::released`] was told of it. An owner that is dropped before is memory that is
-//! never written again. Elsewhere than on Linux it refuses with [`rung::Reason::Platform`].
+//! never written again.
+//!
+//! Where nothing can be sealed (Windows, macOS: `docs/platforms.md`), a receiver that does not trust its peer copies out
+//! what it looks at.
 
-#[cfg(target_os = "linux")]
 mod carrier;
-#[cfg(target_os = "linux")]
 mod memory;
-#[cfg(target_os = "linux")]
 mod session;
-#[cfg(target_os = "linux")]
 mod staging;
-#[cfg(target_os = "linux")]
 mod tensor;
 
 pub use segment::PeerTrust;
-#[cfg(target_os = "linux")]
 pub use segment::{Limits, Pool, PoolStats, set_copy_threads};
-#[cfg(target_os = "linux")]
 pub use staging::pin_received;
-#[cfg(target_os = "linux")]
 pub use tensor::{TensorMut, release, seal_copy, share};
 
-use rung::{Offer, Reason, Refusal, Rung, RungId, Session, Trust};
+use rung::{Offer, Refusal, Rung, RungId, Session, Trust};
 
 /// The version of what parcels hold.
 const FORMAT: u32 = 2;
@@ -92,22 +85,12 @@ impl Rung for Shm {
 
     /// Makes a segment and seals it, to see that this process can.
     fn probe(&self) -> Result<Offer, Refusal> {
-        #[cfg(target_os = "linux")]
         segment::Draft::new(1)?.share()?;
-        if cfg!(not(target_os = "linux")) {
-            return Err(Reason::Platform.into());
-        }
         Ok(Offer::of_version(self.id(), FORMAT)?)
     }
 
     fn open(&self, _mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {
         peer.expect_version("format", FORMAT)?;
-        #[cfg(target_os = "linux")]
-        return Ok(Session::Carrier(Box::new(carrier::ShmCarrier::new(trust))));
-        #[cfg(not(target_os = "linux"))]
-        {
-            let _ = trust;
-            Err(Reason::Platform.into())
-        }
+        Ok(Session::Carrier(Box::new(carrier::ShmCarrier::new(trust))))
     }
 }

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use rung::{Memory, Reason, Refusal, Storage, Trust};
+use rung::{Handle, Memory, Reason, Refusal, Storage, Trust};
 use segment::{BlockId, Foreign, PeerTrust, Sealed, Shared};
 
 use crate::session::{Import, Session};
@@ -190,7 +189,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    pub(crate) fn descriptor(&self) -> Result<OwnedFd, Refusal> {
+    pub(crate) fn descriptor(&self) -> Result<Handle, Refusal> {
         match self {
             Self::Sealed(memory) => memory.block.descriptor(),
             Self::Lent(block) => block.descriptor(),

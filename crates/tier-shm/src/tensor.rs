@@ -16,7 +16,6 @@ use crate::memory::{Block, LentMemory, SealedMemory};
 /// It is filled as a slice of its elements, or as bytes by anything that reads or writes:
 ///
 /// ```
-/// # #[cfg(target_os = "linux")] {
 /// use std::io::{Read, Write};
 /// use rung::DType;
 /// use tier_shm::TensorMut;
@@ -29,7 +28,6 @@ use crate::memory::{Block, LentMemory, SealedMemory};
 /// // … or what writes into a slice.
 /// tensor.as_bytes_mut().write_all(b"xyz")?;
 /// assert_eq!(tensor.share()?.as_slice::<u8>()?, b"xyzdef");
-/// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::windows::io::{AsRawSocket, BorrowedSocket, FromRawSocket, OwnedSocket};
+use std::os::windows::io::{AsRawSocket, AsSocket, FromRawSocket, OwnedSocket};
 
 use windows_sys::Win32::Networking::WinSock::{
     FROM_PROTOCOL_INFO, INVALID_SOCKET, WSA_FLAG_NO_HANDLE_INHERIT, WSA_FLAG_OVERLAPPED, WSADATA,
@@ -44,11 +44,12 @@ pub fn pair() -> io::Result<[(TcpStream, Received); 2]> {
 /// # Errors
 ///
 /// What WSADuplicateSocketW gives.
-pub fn share_socket(socket: BorrowedSocket<'_>, pid: u32) -> io::Result<[u8; SHARED]> {
+pub fn share_socket(socket: &impl AsSocket, pid: u32) -> io::Result<[u8; SHARED]> {
     let mut info = WSAPROTOCOL_INFOW::default();
     // SAFETY: N1: the socket is borrowed, and `info` a place for the answer.
-    let answer =
-        unsafe { WSADuplicateSocketW(socket.as_raw_socket() as usize, pid, &raw mut info) };
+    let answer = unsafe {
+        WSADuplicateSocketW(socket.as_socket().as_raw_socket() as usize, pid, &raw mut info)
+    };
     if answer != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,6 +1,6 @@
 //! Spawns, supervises and reaps an isolated process, with a control link to it.
 //!
-//! The link is handed over as the worker's standard input: it has no address that anyone else could
+//! The link is handed over through the worker's standard input: it has no address that anyone else could
 //! connect to, and no argument or variable that gives it away.
 //!
 //! ```no_run
@@ -29,27 +29,22 @@
 //! - **W2** Its output is drained by a thread that waits for nothing else, so it never blocks on a
 //!   full pipe; what cannot be passed on fast enough is dropped and counted.
 //! - **W3** A worker ends when its host does: [`attach`] watches the host's process, not a signal
-//!   tied to one of the host's threads.
+//!   tied to one of the host's threads. On Windows the host's system ends it, and whatever it started.
 //!
 //! # What it does not do
 //!
 //! It speaks no protocol over the link (`ladder` does), and confines nothing: a worker has the
 //! rights of its user.
 
-#[cfg(target_os = "linux")]
 mod attach;
-#[cfg(target_os = "linux")]
 mod output;
-#[cfg(target_os = "linux")]
 mod process;
+mod sys;
 
-#[cfg(target_os = "linux")]
 pub use attach::{HOST_GONE, attach, host_pid};
-#[cfg(target_os = "linux")]
 pub use output::Output;
-#[cfg(target_os = "linux")]
 pub use process::{Command, Exit, Process, SpawnError};
 
-/// Names the socket that a worker's standard input is, and the host: `INODE:PID`. By the inode number
-/// a child of the worker, which inherits the variable but not the socket, is not taken for a worker.
+/// Names what a worker's standard input is, and the host: `INODE:PID`, on Windows `NONCE:PID` with the first bytes that
+/// are on it. A child of the worker, which inherits the variable but not the standard input, is not taken for a worker.
 pub const VARIABLE: &str = "LADDER_WORKER";

@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::{PipeReader, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{PipeReader, Write};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use crate::sys::{self, Exit};
 
 /// Last lines that are kept for an error.
 const TAIL_LINES: usize = 20;
@@ -17,9 +16,6 @@ const LINE_BYTES: usize = 1024;
 
 /// Lines that may wait for a slow reader of ours before some are dropped.
 const WAITING_LINES: usize = 1024;
-
-/// Reads of 16 KiB that empty the largest pipe an ordinary user may have (pipe(7): 1 MiB).
-const PIPE_READS: usize = 64;
 
 /// Where a worker's output goes, besides the tail kept for errors.
 #[derive(Default)]
@@ -63,40 +59,10 @@ impl Tail {
 }
 
 /// Drains a pipe until its process is gone and nothing is left in it.
-///
-/// A grandchild may hold the pipe open for ever; the process, not the end of the stream, decides.
-pub(crate) fn drain(mut pipe: PipeReader, process: &OwnedFd, tail: &Tail, output: Output) {
-    if rustix::io::ioctl_fionbio(&pipe, true).is_err() {
-        return;
-    }
+pub(crate) fn drain(pipe: PipeReader, process: &Exit, tail: &Tail, output: Output) {
     let mut sink = Sink::new(output);
-    let mut buffer = [0; 16 << 10];
     let mut line = Vec::new();
-    // Once the process is gone: what a pipe can hold, and no more. Its children may go on writing.
-    let mut left = PIPE_READS;
-    loop {
-        let mut waiting = [
-            PollFd::new(&pipe, PollFlags::IN),
-            PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN),
-        ];
-        if matches!(poll(&mut waiting, None), Err(errno) if errno != rustix::io::Errno::INTR) {
-            break;
-        }
-        let exited = !waiting[1].revents().is_empty();
-        match pipe.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => take(&buffer[..count], &mut line, tail, &mut sink),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && !exited => {}
-            Err(_) => break,
-        }
-        if exited {
-            left -= 1;
-            if left == 0 {
-                break;
-            }
-        }
-    }
+    sys::drain(pipe, process, |bytes| take(bytes, &mut line, tail, &mut sink));
     if !line.is_empty() {
         finish(&mut line, tail, &mut sink);
     }

@@ -3,20 +3,15 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use link::Link;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::VARIABLE;
 use crate::output::{Output, Tail, drain};
+use crate::sys::{self, Group, Handover};
 
 /// How long a dropped [`Process`] may take to end by itself.
 const GRACE: Duration = Duration::from_secs(2);
@@ -43,7 +38,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// A program, looked up in `PATH` unless it has a slash.
+    /// A program, looked up in `PATH` unless its name is a path.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         Self {
             program: program.as_ref().to_owned(),
@@ -55,11 +50,12 @@ impl Command {
         }
     }
 
-    /// This very executable, even if its file was replaced meanwhile.
+    /// This very executable; on Linux even if its file was replaced meanwhile.
     #[must_use]
     pub fn this_executable() -> Self {
-        let mut command = Self::new("/proc/self/exe");
-        command.name = std::env::args_os().next();
+        let (program, name) = sys::this_executable();
+        let mut command = Self::new(program);
+        command.name = name;
         command
     }
 
@@ -99,7 +95,9 @@ impl Command {
         self
     }
 
-    /// Starts it, with one end of a new link as its standard input.
+    /// Starts it, with one end of a new link handed over through its standard input.
+    ///
+    /// On Windows the process and whatever it starts are in a job of their own, and end with this process.
     ///
     /// # Errors
     ///
@@ -107,38 +105,33 @@ impl Command {
     pub fn spawn(self) -> Result<(Process, Link), SpawnError> {
         let Self { program, name, arguments, variables, output, grace } = self;
         let failed = |source: io::Error| SpawnError { program: program.clone(), source };
-        let (link, socket) =
-            Link::pair_with_socket().map_err(|error| failed(io::Error::other(error)))?;
-        let inode = std::fs::File::from(socket.try_clone().map_err(failed)?)
-            .metadata()
-            .map_err(failed)?
-            .ino();
         let (reader, writer) = io::pipe().map_err(failed)?;
         let mut command = std::process::Command::new(&program);
         command
             .args(arguments)
             .envs(variables)
-            .env(VARIABLE, format!("{inode}:{}", std::process::id()))
-            .stdin(Stdio::from(socket))
             .stdout(Stdio::from(writer.try_clone().map_err(failed)?))
             .stderr(Stdio::from(writer));
+        let handover = Handover::prepare(&mut command).map_err(failed)?;
         if let Some(name) = name {
-            command.arg0(name);
+            sys::name(&mut command, &name);
         }
         let mut child = command.spawn().map_err(failed)?;
         // The command still holds the worker's ends; with them open, no end of stream would come.
         drop(command);
-        match supervise(&child, reader, output) {
-            Ok((pidfd, watched, tail, drainer)) => {
+        match supervise(&mut child, handover, reader, output) {
+            Ok((link, supervised)) => {
+                let Supervised { exit, group, tail, drainer } = supervised;
                 let process = Process {
                     pid: child.id(),
                     host: std::process::id(),
-                    pidfd,
+                    exit,
+                    group,
                     inner: Mutex::new(Inner { child, drainer: Some(drainer), exit: None }),
                     tail,
                     grace,
                 };
-                Ok((process, link.watching(watched)))
+                Ok((process, link))
             }
             Err(error) => {
                 // W1, also for a process that cannot be watched.
@@ -150,18 +143,30 @@ impl Command {
     }
 }
 
-type Supervised = (OwnedFd, OwnedFd, Tail, JoinHandle<()>);
+struct Supervised {
+    exit: sys::Exit,
+    group: Group,
+    tail: Tail,
+    drainer: JoinHandle<()>,
+}
 
-fn supervise(child: &Child, reader: io::PipeReader, output: Output) -> io::Result<Supervised> {
-    // The child is not reaped, so the number is still its own.
-    let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    let (watched, drained) = (pidfd.try_clone()?, pidfd.try_clone()?);
+fn supervise(
+    child: &mut Child,
+    handover: Handover,
+    reader: io::PipeReader,
+    output: Output,
+) -> io::Result<(Link, Supervised)> {
+    let exit = sys::Exit::of(child)?;
+    // Before it is handed the link: what it starts once it is a worker is in its group.
+    let group = Group::of(child)?;
+    let link = handover.complete(child)?.watching(exit.socket()?);
+    let drained = exit.try_clone()?;
     let tail = Tail::default();
     let kept = tail.clone();
     let drainer = std::thread::Builder::new()
         .name("worker-drain".into())
         .spawn(move || drain(reader, &drained, &kept, output))?;
-    Ok((pidfd, watched, tail, drainer))
+    Ok((link, Supervised { exit, group, tail, drainer }))
 }
 
 /// A started process; ended and reaped when dropped (W1).
@@ -172,7 +177,8 @@ fn supervise(child: &Child, reader: io::PipeReader, output: Output) -> io::Resul
 pub struct Process {
     pid: u32,
     host: u32,
-    pidfd: OwnedFd,
+    exit: sys::Exit,
+    group: Group,
     inner: Mutex<Inner>,
     tail: Tail,
     grace: Duration,
@@ -203,10 +209,10 @@ impl Process {
         if let Some(exit) = &self.inner().exit {
             return Some(exit.clone());
         }
-        exited(&self.pidfd, limit).then(|| self.reap())
+        self.exit.wait(limit).then(|| self.reap())
     }
 
-    /// Kills it (SIGKILL) and reaps it.
+    /// Kills it (SIGKILL, TerminateProcess) and reaps it.
     pub fn kill(&self) -> Exit {
         // It fails only for a process that is reaped already, and then there is nothing to do.
         let _ = self.inner().child.kill();
@@ -237,7 +243,8 @@ impl Process {
         }
         // It has exited or is being killed, so this does not wait long. Only a process that somebody
         // else reaped has no status; the kernel's zero is then as good as any.
-        let status = inner.child.wait().unwrap_or_else(|_| ExitStatus::from_raw(0));
+        let status = inner.child.wait().unwrap_or_else(|_| sys::no_status());
+        self.group.end();
         if let Some(drainer) = inner.drainer.take() {
             // The drainer ends with the process; its panic would have nothing to add.
             let _ = drainer.join();
@@ -252,10 +259,11 @@ impl Process {
     }
 }
 
-impl AsFd for Process {
-    /// Its pidfd.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+#[cfg(unix)]
+impl std::os::fd::AsFd for Process {
+    /// What can be read from once it has ended: on Linux its pidfd.
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.exit.as_fd()
     }
 }
 
@@ -270,20 +278,6 @@ impl Drop for Process {
     }
 }
 
-/// Waits up to `limit` for a process to exit.
-fn exited(pidfd: &OwnedFd, limit: Duration) -> bool {
-    let end = Instant::now().checked_add(limit);
-    loop {
-        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], timeout.as_ref()) {
-            Ok(ready) => return ready > 0,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return false,
-        }
-    }
-}
-
 /// How a worker ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exit {
@@ -295,7 +289,7 @@ pub struct Exit {
 
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.status.code(), self.status.signal()) {
+        match (self.status.code(), sys::signal(self.status)) {
             (Some(code), _) => write!(f, "the worker exited with status {code}")?,
             (None, Some(signal)) => write!(f, "the worker was killed by signal {signal}")?,
             (None, None) => write!(f, "the worker ended: {}", self.status)?,

@@ -21,6 +21,7 @@
 //!
 //! It cannot be taken for a driver: its devices are named [`NAME`], their UUIDs spell `CPU-STAND-IN-`, and it exports
 //! [`MARKER`].
+#![cfg(target_os = "linux")]
 #![allow(non_snake_case, clippy::missing_safety_doc, missing_docs)]
 
 mod api;

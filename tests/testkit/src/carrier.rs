@@ -8,7 +8,6 @@
 //! receipts.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,7 +148,7 @@ fn send(link: &Link, message: &Message, handles: &[Handle]) -> Outcome {
     link.send(&json, handles, soon()).map_err(|error| error.to_string())
 }
 
-fn receive(link: &Link) -> Outcome<(Message, VecDeque<OwnedFd>)> {
+fn receive(link: &Link) -> Outcome<(Message, VecDeque<Handle>)> {
     let frame = link.receive(soon()).map_err(|error| error.to_string())?;
     let message = serde_json::from_str(&frame.json).map_err(|error| error.to_string())?;
     Ok((message, frame.handles))
@@ -250,7 +249,7 @@ fn import_case(
     carrier: &dyn Carrier,
     parcels: Vec<ParcelWire>,
     views: Vec<View>,
-    mut handles: VecDeque<OwnedFd>,
+    mut handles: VecDeque<Handle>,
 ) -> Outcome {
     let (mut table, mut leases) = (Vec::new(), Vec::new());
     for wire in parcels {
@@ -277,7 +276,7 @@ fn import_case(
 
 /// The other process: does what it is told until the link ends.
 fn serve(suite: &Suite, link: &Link) -> Outcome {
-    let carrier = open(suite, link, std::os::unix::process::parent_id())?;
+    let carrier = open(suite, link, peer::parent())?;
     loop {
         let Ok((message, handles)) = receive(link) else {
             return Ok(());

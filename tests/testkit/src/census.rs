@@ -26,11 +26,7 @@ impl Census {
         Self {
             descriptors: descriptors("self"),
             children: children(),
-            mappings: fs::read_to_string("/proc/self/maps")
-                .unwrap_or_default()
-                .lines()
-                .filter(|line| line.contains("/memfd:"))
-                .count(),
+            mappings: mappings(),
             named_segments: fs::read_dir("/dev/shm").map_or(0, Iterator::count),
         }
     }
@@ -55,7 +51,49 @@ impl Census {
     }
 }
 
+#[cfg(target_os = "linux")]
+fn mappings() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().filter(|line| line.contains("/memfd:")).count()
+}
+
+/// As many as were made and not ended: there is no list.
+#[cfg(not(target_os = "linux"))]
+fn mappings() -> usize {
+    let calls = segment::calls();
+    calls.mapped.saturating_sub(calls.unmapped) as usize
+}
+
+/// Open handles, under no names; those of other processes are not known.
+#[cfg(not(target_os = "linux"))]
+#[must_use]
+pub fn descriptors(process: &str) -> BTreeMap<String, usize> {
+    let count = if process == "self" { handles() } else { 0 };
+    BTreeMap::from([("handle".to_owned(), count)])
+}
+
+#[cfg(windows)]
+fn handles() -> usize {
+    winproc::handle_count().unwrap_or(0) as usize
+}
+
+#[cfg(not(any(target_os = "linux", windows)))]
+fn handles() -> usize {
+    fs::read_dir("/dev/fd").map_or(0, Iterator::count)
+}
+
+#[cfg(windows)]
+fn children() -> usize {
+    winproc::children().map_or(0, |children| children.len())
+}
+
+#[cfg(not(any(target_os = "linux", windows)))]
+fn children() -> usize {
+    0
+}
+
 /// Open descriptors of a process, by what they are, numbers left out.
+#[cfg(target_os = "linux")]
 #[must_use]
 pub fn descriptors(process: &str) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
@@ -74,6 +112,7 @@ pub fn descriptors(process: &str) -> BTreeMap<String, usize> {
     counts
 }
 
+#[cfg(target_os = "linux")]
 fn children() -> usize {
     let me = std::process::id().to_string();
     let parent_of = |stat: String| {

@@ -15,11 +15,14 @@
 
 pub mod carrier;
 pub mod census;
+#[cfg(target_os = "linux")]
 pub mod device;
 pub mod faulty;
 pub mod form;
+#[cfg(target_os = "linux")]
 pub mod hostile;
 pub mod peer;
+#[cfg(target_os = "linux")]
 pub mod stand_in;
 pub mod steps;
 pub mod trial;

@@ -1,7 +1,6 @@
 //! The other process of a test: this very binary, started again.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 
 pub use link::Link;
@@ -24,12 +23,9 @@ impl Peer {
     ///
     /// What starting a process gives.
     pub fn start(role: &str) -> io::Result<Self> {
-        let (link, socket) = Link::pair_with_socket().map_err(io::Error::other)?;
-        let child = Command::new(std::env::current_exe()?)
-            .env(ROLE, role)
-            .stdin(Stdio::from(socket))
-            .stdout(Stdio::null())
-            .spawn()?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env(ROLE, role).stdout(Stdio::null());
+        let (link, child) = spawn(command)?;
         Ok(Self { link, child })
     }
 
@@ -52,10 +48,67 @@ impl Drop for Peer {
     }
 }
 
+/// Starts a process with the other end of a link as its standard input.
+#[cfg(unix)]
+fn spawn(mut command: Command) -> io::Result<(Link, Child)> {
+    let (link, socket) = Link::pair_with_socket().map_err(io::Error::other)?;
+    let child = command.stdin(Stdio::from(socket)).spawn()?;
+    Ok((link, child))
+}
+
+/// Starts a process and tells it of the other end of a link by its standard input.
+#[cfg(windows)]
+fn spawn(mut command: Command) -> io::Result<(Link, Child)> {
+    use std::io::Write;
+    let (link, socket) = Link::pair_with_socket().map_err(io::Error::other)?;
+    let mut child = command.stdin(Stdio::piped()).spawn()?;
+    let told = winproc::share_socket(&socket, child.id())?;
+    if let Some(mut input) = child.stdin.take() {
+        input.write_all(&told)?;
+    }
+    Ok((link.moving_handles(winproc::Process::of(&child)?), child))
+}
+
 /// The role of this process and the link to the one that started it, if it is a peer.
 #[must_use]
 pub fn role() -> Option<(String, Link)> {
     let role = std::env::var(ROLE).ok()?;
-    let socket = io::stdin().as_fd().try_clone_to_owned().ok()?;
-    Some((role, Link::over(socket)))
+    Some((role, attach()?))
+}
+
+#[cfg(unix)]
+fn attach() -> Option<Link> {
+    use std::os::fd::AsFd;
+    Some(Link::over(io::stdin().as_fd().try_clone_to_owned().ok()?))
+}
+
+#[cfg(windows)]
+fn attach() -> Option<Link> {
+    use std::io::Read;
+    let mut told = [0; winproc::SHARED];
+    io::stdin().read_exact(&mut told).ok()?;
+    let (socket, received) = winproc::take_socket(&told).ok()?;
+    Some(Link::over(socket.into()).receiving_handles(received))
+}
+
+/// The process id of the one that started this one.
+#[must_use]
+pub fn parent() -> u32 {
+    #[cfg(unix)]
+    return std::os::unix::process::parent_id();
+    #[cfg(windows)]
+    return winproc::parent().map_or(0, |(pid, _)| pid);
+}
+
+/// Whether a process runs; a zombie does not.
+#[must_use]
+pub fn runs(pid: u32) -> bool {
+    #[cfg(target_os = "linux")]
+    return std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.contains(") Z "));
+    #[cfg(windows)]
+    return winproc::Process::open(pid)
+        .is_ok_and(|process| !process.wait(Some(std::time::Duration::ZERO)).unwrap_or(false));
+    #[cfg(not(any(target_os = "linux", windows)))]
+    return Command::new("kill").args(["-0", &pid.to_string()]).status().is_ok_and(|s| s.success());
 }
