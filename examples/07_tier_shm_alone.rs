@@ -1,29 +1,30 @@
-//! One tier in a protocol of one's own: nothing but `rung`, `tier-shm` and a Unix socket.
+//! One tier in a protocol of one's own: nothing but `rung`, `tier-shm` and a socket that takes descriptors along
+//! (`transport/unix.rs`), or on Windows a process to give handles to (`transport/windows.rs`).
 //!
 //! Two processes exchange a tensor, its receipt comes back, and the memory is used again.
 //!
 //! `cargo run --example 07_tier_shm_alone`
 #![expect(clippy::print_stdout, reason = "a program for a person to read")]
 
+#[cfg(unix)]
+#[path = "transport/unix.rs"]
+mod transport;
+#[cfg(windows)]
+#[path = "transport/windows.rs"]
+mod transport;
+
 use std::collections::VecDeque;
 use std::error::Error;
-use std::io::{IoSlice, IoSliceMut, Read, Write, stdin};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 
 use rung::{
-    Carrier, DType, Offer, OfferWire, Parcel, ParcelWire, Receipt, ReceiptWire, Rung, Session,
-    Tensor,
-};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    Carrier, DType, Handle, Offer, OfferWire, Parcel, ParcelWire, Receipt, ReceiptWire, Rung,
+    Session, Tensor,
 };
 use serde::{Deserialize, Serialize};
 use tier_shm::{Shm, TensorMut};
+use transport::Socket;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -37,44 +38,18 @@ enum Message {
     Sum(f64, ReceiptWire),
 }
 
-/// A length and JSON, with descriptors on the first byte.
-fn send(socket: &UnixStream, message: &Message, descriptors: &[OwnedFd]) -> Outcome {
-    let json = serde_json::to_vec(message)?;
-    let bytes = [&u32::try_from(json.len())?.to_be_bytes(), &json[..]].concat();
-    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-        return Err("more descriptors than this protocol has room for".into());
-    }
-    let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
-    let mut socket = socket;
-    Ok(socket.write_all(&bytes[sent..])?)
+/// JSON, with descriptors.
+fn send(socket: &Socket, message: &Message, descriptors: &[Handle]) -> Outcome {
+    socket.send(&serde_json::to_vec(message)?, descriptors)
 }
 
-fn receive(socket: &UnixStream) -> Outcome<(Message, VecDeque<OwnedFd>)> {
-    let mut length = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut first = [IoSliceMut::new(&mut length)];
-    let received = recvmsg(socket, &mut first, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    if received.bytes < 4 || received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err("the other side is gone, or descriptors were cut off".into());
-    }
-    let mut descriptors = VecDeque::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(some) = message {
-            descriptors.extend(some);
-        }
-    }
-    let mut json = vec![0; u32::from_be_bytes(length) as usize];
-    let mut socket = socket;
-    socket.read_exact(&mut json)?;
+fn receive(socket: &Socket) -> Outcome<(Message, VecDeque<Handle>)> {
+    let (json, descriptors) = socket.receive()?;
     Ok((serde_json::from_slice(&json)?, descriptors))
 }
 
 /// Both sides probe, exchange offers, and open; neither trusts the other.
-fn open(socket: &UnixStream) -> Outcome<Box<dyn Carrier>> {
+fn open(socket: &Socket) -> Outcome<Box<dyn Carrier>> {
     let mine = Shm.probe()?;
     let (wire, descriptors) = Shm.probe()?.split()?;
     send(socket, &Message::Offer(wire), &descriptors)?;
@@ -90,7 +65,7 @@ fn open(socket: &UnixStream) -> Outcome<Box<dyn Carrier>> {
 
 /// The second process: sums what it is sent, and lets go of it.
 fn summing_process() -> Outcome {
-    let socket = UnixStream::from(stdin().as_fd().try_clone_to_owned()?);
+    let socket = Socket::of_parent()?;
     let carrier = open(&socket)?;
     while let Ok((Message::Tensor(wire, dtype, shape), mut descriptors)) = receive(&socket) {
         let parcel = Parcel::join(wire, &mut descriptors)?;
@@ -111,11 +86,7 @@ fn main() -> Outcome {
     if std::env::args().nth(1).as_deref() == Some("sum") {
         return summing_process();
     }
-    let (socket, theirs) = UnixStream::pair()?;
-    let mut child = Command::new(std::env::current_exe()?)
-        .arg("sum")
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .spawn()?;
+    let (socket, mut child) = Socket::to(Command::new(std::env::current_exe()?).arg("sum"))?;
     let carrier = open(&socket)?;
 
     let mut memory = TensorMut::new(DType::F32, &[1000, 1000])?;

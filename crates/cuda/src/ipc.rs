@@ -225,7 +225,7 @@ impl Shareable {
                     0,
                 )
             };
-            Ok(entered.check("cuMemExportToShareableHandle", code)?)
+            entered.check("cuMemExportToShareableHandle", code)
         })
     }
 

@@ -136,7 +136,7 @@ impl Pool {
                     0,
                 )
             };
-            Ok(entered.check("cuMemPoolExportToShareableHandle", code)?)
+            entered.check("cuMemPoolExportToShareableHandle", code)
         })
     }
 

@@ -97,11 +97,30 @@ impl Error {
     }
 }
 
+/// A command line, as its system reads one.
+#[cfg(unix)]
+fn shell(command: &str) -> Command {
+    Command::new("sh").args(["-c", &format!("exec {command}")])
+}
+
+/// Words, and quotes around those with spaces: a shell between the two processes would keep the link from the worker.
+#[cfg(not(unix))]
+fn shell(command: &str) -> Command {
+    let mut is_quoted = false;
+    let mut words = command.split(|c| {
+        is_quoted ^= c == '"';
+        c == ' ' && !is_quoted
+    });
+    let plain = |word: &str| word.replace('"', "");
+    let program = Command::new(words.next().map_or(String::new(), plain));
+    program.args(words.filter(|word| !word.is_empty()).map(plain))
+}
+
 impl Doctor {
     /// The status to end with.
     pub(crate) fn run(self) -> Result<ExitCode, Error> {
         let command = match &self.worker {
-            Some(command) => Command::new("sh").args(["-c", &format!("exec {command}")]),
+            Some(command) => shell(command),
             None if self.experimental_pool_ipc => {
                 Command::this_executable().args([crate::POOL_IPC])
             }

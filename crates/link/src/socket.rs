@@ -10,7 +10,7 @@ use rung::{Fault, Handle, Reason};
 
 use crate::error::LinkError;
 use crate::frame::{self, Decoder, Frame};
-use crate::sys::{NAME, Ready, Socket, Stream};
+use crate::sys::{self, NAME, Ready, Socket, Stream};
 
 /// Frames read while this side was busy sending are kept up to so many bytes; past that the peer
 /// has to wait.
@@ -350,7 +350,7 @@ impl Link {
                     io::ErrorKind::WouldBlock => {
                         self.wait_to_write(deadline).map_err(|error| (sent, error))?;
                     }
-                    kind if is_gone(kind) => return Err((sent, self.gone())),
+                    _ if sys::is_gone(&error) => return Err((sent, self.gone())),
                     _ => return Err((sent, LinkError::System("sending", error))),
                 },
             }
@@ -483,7 +483,7 @@ impl Link {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             // The peer closed with something of ours unread; nothing of its own is left.
-            Err(error) if is_gone(error.kind()) => {
+            Err(error) if sys::is_gone(&error) => {
                 inbox.ended = true;
                 return Ok(true);
             }
@@ -508,7 +508,7 @@ impl Link {
             match inbox.decoder.next_frame_by(|name| self.stream.named(name)) {
                 Ok(Some(frame)) => {
                     add(&self.counters.frames_received, 1);
-                    if NAME > 0 {
+                    if NAME != 0 {
                         add(&self.counters.handles_received, frame.handles.len());
                     }
                     inbox.ready_cost += cost(&frame);
@@ -563,12 +563,6 @@ impl Link {
             }
         }
     }
-}
-
-/// Whether the stream is over.
-fn is_gone(kind: io::ErrorKind) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
-    matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected)
 }
 
 /// A lock whose holder panicked guards nothing that is half done here: frames are whole or not there.

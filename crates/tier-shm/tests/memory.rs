@@ -1,4 +1,5 @@
 //! Tensors that are born shared, and what a receiver may do with them.
+#![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 use std::collections::{HashMap, VecDeque};

@@ -12,7 +12,8 @@ use ladder::{
 };
 use segment::{Limits, Pool, calls};
 use testkit::census::{Census, descriptors};
-use testkit::{run_serially, trial};
+use testkit::peer::kill;
+use testkit::{linux, run_serially, trial};
 
 type Outcome<T = ()> = Result<T, String>;
 
@@ -27,6 +28,9 @@ fn check(holds: bool, what: impl std::fmt::Debug) -> Outcome {
 }
 
 /// Microseconds of a clock that all processes share.
+/// Microseconds in which a block is home. Where wine is the system, each message of the four takes a millisecond.
+const SOON: u64 = if cfg!(windows) { 50_000 } else { 10_000 };
+
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
@@ -271,7 +275,7 @@ fn a_drop_at_the_receiver_gives_the_block_back_within_10_ms() -> Outcome {
     }
     took.sort_unstable();
     // The machine may be busy with others; the middle one tells.
-    check(took[5] < 10_000, took)
+    check(took[5] < SOON, took)
 }
 
 /// A's block goes to the host, to B, and to B's own worker C, who drops it when nobody says anything.
@@ -292,7 +296,7 @@ fn a_drop_at_the_end_of_a_chain_gives_the_block_back_within_10_ms() -> Outcome {
         took.push(home - dropped);
     }
     took.sort_unstable();
-    check(took[5] < 10_000, took)
+    check(took[5] < SOON, took)
 }
 
 fn forwarding_neither_maps_nor_copies() -> Outcome {
@@ -351,8 +355,7 @@ fn a_block_is_not_used_again_until_the_last_receiver_is_done() -> Outcome {
 fn what_was_forwarded_outlives_its_producer() -> Outcome {
     let (a, b) = (worker()?, worker()?);
     ask(&b, "hold", ask(&a, "give", 12)?)?;
-    let pid = a.process().pid().to_string();
-    std::process::Command::new("kill").args(["-9", &pid]).status().map_err(text)?;
+    kill(a.process().pid()).map_err(text)?;
     drop(a);
     check(ask(&b, "held fill", Value::Null)? == Value::from(12), "lost")?;
     ask(&b, "free", Value::Null).map(drop)
@@ -411,8 +414,7 @@ fn a_peer_that_spins_answers_as_one_that_sleeps() -> Outcome {
     let error = worker.call_with("sleep", 500, options).unwrap_err();
     check(error.is_deadline(), text(&error))?;
     // And so does the end of the worker.
-    let pid = worker.process().pid().to_string();
-    std::process::Command::new("kill").args(["-9", &pid]).status().map_err(text)?;
+    kill(worker.process().pid()).map_err(text)?;
     let started = Instant::now();
     let error = worker.call("echo", 1).unwrap_err();
     check(error.is_gone() && started.elapsed() < Duration::from_secs(1), text(&error))
@@ -465,8 +467,7 @@ fn sending_while_workers_are_killed() -> Outcome {
                 std::thread::sleep(Duration::from_millis(150));
                 let next = Arc::new(worker()?);
                 let before = std::mem::replace(&mut *current.lock().unwrap(), next);
-                let pid = before.process().pid().to_string();
-                std::process::Command::new("kill").args(["-9", &pid]).status().map_err(text)?;
+                kill(before.process().pid()).map_err(text)?;
                 kills += 1;
             }
             Ok(kills)
@@ -500,7 +501,7 @@ fn main() -> ExitCode {
             "the_pool_is_as_large_as_what_is_in_flight",
             the_pool_is_as_large_as_what_is_in_flight,
         ),
-        trial("what_is_shared_once_is_copied_once", what_is_shared_once_is_copied_once),
+        linux("what_is_shared_once_is_copied_once", what_is_shared_once_is_copied_once),
         trial("an_unsent_tensor_gives_its_block_back", an_unsent_tensor_gives_its_block_back),
         trial(
             "a_drop_at_the_receiver_gives_the_block_back_within_10_ms",
@@ -515,7 +516,7 @@ fn main() -> ExitCode {
             "a_block_is_not_used_again_until_the_last_receiver_is_done",
             a_block_is_not_used_again_until_the_last_receiver_is_done,
         ),
-        trial("an_idle_host_lets_go_of_what_is_gone", an_idle_host_lets_go_of_what_is_gone),
+        linux("an_idle_host_lets_go_of_what_is_gone", an_idle_host_lets_go_of_what_is_gone),
         trial(
             "what_went_back_unopened_arrives_the_next_time",
             what_went_back_unopened_arrives_the_next_time,

@@ -1,10 +1,10 @@
 //! Devices that there are none of: memory that the CPU does not see, on devices that have names and no more.
 //!
-//! It is a file in memory that is never mapped, so nothing reads it but by way of its rung. Nothing that is
+//! It is a file that is never mapped, so nothing reads it but by way of its rung. Nothing that is
 //! measured on it says anything of a real device.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,6 @@ use rung::{
     Carrier, DType, Device, Fault, Fill, LeaseId, Memory, Meta, Offer, Packed, Parcel, Provenance,
     Reach, Reason, Receipt, Refusal, Rung, RungId, Session, Storage, Tensor, Trust,
 };
-use rustix::fs::{MemfdFlags, memfd_create};
 
 /// A device by a number, where a real one has a UUID.
 #[must_use]
@@ -55,7 +54,7 @@ impl Memory for DeviceMemory {
     }
 
     fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Refusal> {
-        self.file.read_exact_at(into, offset as u64).map_err(system)
+        read_at(&self.file, into, offset as u64).map_err(system)
     }
 
     fn block(&self) -> u64 {
@@ -67,14 +66,43 @@ impl Memory for DeviceMemory {
     }
 }
 
+#[cfg(target_os = "linux")]
+fn file() -> io::Result<File> {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    Ok(File::from(memfd_create(c"device", MemfdFlags::CLOEXEC)?))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn file() -> io::Result<File> {
+    tempfile::tempfile()
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, into, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < into.len() {
+        let rest = &mut into[done..];
+        match std::os::windows::fs::FileExt::seek_read(file, rest, offset + done as u64)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => done += count,
+        }
+    }
+    Ok(())
+}
+
 /// Memory of a device with these bytes in it.
 ///
 /// # Errors
 ///
-/// What making a file in memory gives.
+/// What making a file gives.
 pub fn memory(device: Device, bytes: &[u8]) -> Result<Storage, Refusal> {
-    let file = File::from(memfd_create(c"device", MemfdFlags::CLOEXEC).map_err(system)?);
-    file.write_all_at(bytes, 0).map_err(system)?;
+    let mut file = file().map_err(system)?;
+    file.write_all(bytes).map_err(system)?;
     Ok(Storage::new(DeviceMemory::over(device, file)?))
 }
 

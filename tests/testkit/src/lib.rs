@@ -15,7 +15,6 @@
 
 pub mod carrier;
 pub mod census;
-#[cfg(target_os = "linux")]
 pub mod device;
 pub mod faulty;
 pub mod form;
@@ -30,7 +29,7 @@ pub mod values;
 pub mod warnings;
 pub mod watchdog;
 
-pub use trial::{run, run_serially, trial};
+pub use trial::{linux, run, run_serially, trial};
 pub use watchdog::Watchdog;
 
 /// The SHA-256 of some bytes, in hex.

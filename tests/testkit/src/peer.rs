@@ -100,6 +100,22 @@ pub fn parent() -> u32 {
     return winproc::parent().map_or(0, |(pid, _)| pid);
 }
 
+/// Kills a process from outside, if it runs, as a system that has run out of memory does.
+///
+/// # Errors
+///
+/// What starting another process for it gives.
+pub fn kill(pid: u32) -> io::Result<()> {
+    let pid = pid.to_string();
+    let (program, arguments) = if cfg!(windows) {
+        ("taskkill", ["/F", "/PID", pid.as_str()].to_vec())
+    } else {
+        ("kill", ["-9", pid.as_str()].to_vec())
+    };
+    // It fails for one that has ended, and that is as good.
+    Command::new(program).args(arguments).stdout(Stdio::null()).status().map(drop)
+}
+
 /// Whether a process runs; a zombie does not.
 #[must_use]
 pub fn runs(pid: u32) -> bool {

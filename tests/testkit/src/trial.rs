@@ -23,6 +23,14 @@ pub fn trial(
     })
 }
 
+/// A test with a watchdog that is ignored where the system is another one than Linux.
+pub fn linux(
+    name: impl Into<String>,
+    test: impl FnOnce() -> Result<(), String> + Send + 'static,
+) -> Trial {
+    trial(name, test).with_ignored_flag(!cfg!(target_os = "linux"))
+}
+
 /// Runs tests as `cargo test` and `cargo nextest` expect it.
 #[must_use]
 pub fn run(trials: Vec<Trial>) -> ExitCode {

@@ -23,6 +23,15 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 
+/// Whether the stream is over.
+pub(crate) fn is_gone(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+    /// Windows: this side has shut it.
+    const WSAESHUTDOWN: i32 = 10058;
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected)
+        || (cfg!(windows) && error.raw_os_error() == Some(WSAESHUTDOWN))
+}
+
 /// What there is to do.
 pub(crate) struct Ready {
     /// Something can be read, the end included.

@@ -122,7 +122,7 @@ impl Stream {
     pub(crate) fn has_ended(&self) -> bool {
         match self.socket.peek(&mut [0]) {
             Ok(count) => count == 0,
-            Err(error) => is_reset(&error),
+            Err(error) => super::is_gone(&error),
         }
     }
 
@@ -135,10 +135,6 @@ impl Stream {
     ) -> io::Result<Ready> {
         super::wait(&self.socket, peer.map(AsSocket::as_socket), write, read, limit)
     }
-}
-
-fn is_reset(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted)
 }
 
 impl AsSocket for Stream {

@@ -1,5 +1,4 @@
 //! Blocks as their owners, and hostile peers, make and receive them.
-#![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 #[cfg(target_os = "linux")]
 mod linux;
