@@ -26,18 +26,17 @@ fn other(role: &str) -> Child {
 #[test]
 fn acts() {
     match std::env::var(ROLE).as_deref() {
-        // Takes its socket, and sends back the handle that it is given.
+        // Takes its socket, and sends back each handle that it is given.
         Ok("echo") => {
             let mut told = [0; winproc::SHARED];
             std::io::stdin().read_exact(&mut told).unwrap();
             let (mut socket, received) = winproc::take_socket(&told).unwrap();
             let mut number = [0; 8];
-            socket.read_exact(&mut number).unwrap();
-            let handle = received.adopt(u64::from_be_bytes(number)).unwrap();
-            let offered = received.offer(handle.as_handle()).unwrap();
-            socket.write_all(&offered.to_be_bytes()).unwrap();
-            // Where wine is the system, nothing can be taken from a process that waits for a socket.
-            std::thread::sleep(Duration::from_secs(60));
+            while socket.read_exact(&mut number).is_ok() {
+                let handle = received.adopt(u64::from_be_bytes(number)).unwrap();
+                let offered = received.offer(handle.as_handle()).unwrap();
+                socket.write_all(&offered.to_be_bytes()).unwrap();
+            }
         }
         // Starts another, and says its number.
         Ok("parent") => {
@@ -85,8 +84,6 @@ fn handles_go_there_and_back() {
     let mut text = String::new();
     back.read_to_string(&mut text).unwrap();
     assert_eq!(text, "some bytes");
-    // It is taken: the other has it no more.
-    assert!(process.take(number).is_err());
     kill(child);
     // And a process that has ended has nothing.
     assert!(process.give(file.as_handle()).is_err());
