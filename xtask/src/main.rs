@@ -6,6 +6,7 @@ mod env;
 mod gpu;
 mod layers;
 mod sabotage;
+mod windows;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,6 +52,16 @@ enum Command {
     },
     /// Go through the model of the pool ownership contract further than its tests do: some minutes.
     Model,
+    /// Build for Windows, and run the suites, the program and the examples under wine: some 25 minutes.
+    Windows {
+        /// Only suites whose name contains this.
+        only: Option<String>,
+        /// Measure what shared memory is made of instead.
+        #[arg(long)]
+        measure: bool,
+    },
+    /// Type-check what ships for macOS.
+    MacosCheck,
     /// Make a Python environment with NumPy, and run the tests that need one.
     TestEnv,
     /// Break the code on purpose, one patch at a time, and see the named test turn red.
@@ -94,6 +105,10 @@ fn main() -> ExitCode {
             ]);
             succeed(cargo.args(["--", "--ignored", "--nocapture"]))
         }
+        Command::Windows { only, measure } => {
+            windows::run(&root(), &windows::Options { measure, only })
+        }
+        Command::MacosCheck => windows::check_macos(&root()),
         Command::TestEnv => env::run(&root()),
         Command::Sabotage { only } => sabotage::run(&root(), only.as_deref()),
     };
