@@ -140,18 +140,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), Error> {
     let wine = Wine::new(root)?;
     let is_wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
     let started = Instant::now();
-    let mut suites = Vec::new();
-    for package in UNITS.iter().filter(|package| is_wanted(package)) {
-        let found = build(root, &["--package", package, "--lib", "--bins"])?;
-        suites.extend(found.into_iter().map(|path| ((*package).to_owned(), path)));
-    }
-    for (package, test) in SUITES {
-        let name = format!("{package} {test}");
-        if is_wanted(&name) {
-            let found = build(root, &["--package", package, "--test", test])?;
-            suites.extend(found.into_iter().map(|path| (name.clone(), path)));
-        }
-    }
+    let suites: Vec<(String, PathBuf)> =
+        tests(root)?.into_iter().filter(|(name, _)| is_wanted(name)).collect();
     println!("built in {} s", started.elapsed().as_secs());
     let (mut passed, mut failed) = (0, Vec::new());
     for (name, path) in &suites {
@@ -178,23 +168,65 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-/// Test binaries.
-fn build(root: &Path, what: &[&str]) -> Result<Vec<PathBuf>, Error> {
-    built(cargo(root, "test", WINDOWS).arg("--no-run").args(what))
+/// What a build made that can be run.
+struct Built {
+    /// Of the package, as its folder is called.
+    package: String,
+    target: String,
+    is_unit: bool,
+    path: PathBuf,
+}
+
+/// Builds every suite at once, so that what they share is built once; by name.
+fn tests(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
+    let mut test = cargo(root, "test", WINDOWS);
+    test.args(["--no-run", "--lib", "--bins"]);
+    let mut packages: Vec<&str> =
+        SUITES.iter().map(|(package, _)| *package).chain(UNITS.iter().copied()).collect();
+    let mut targets: Vec<&str> = SUITES.iter().map(|(_, target)| *target).collect();
+    for names in [&mut packages, &mut targets] {
+        names.sort_unstable();
+        names.dedup();
+    }
+    for (flag, names) in [("--package", packages), ("--test", targets)] {
+        test.args(names.into_iter().flat_map(|name| [flag, name]));
+    }
+    let built = built(&mut test)?;
+    let find = |package: &str, is_it: &dyn Fn(&Built) -> bool| {
+        let found = built.iter().find(|built| built.package == package && is_it(built));
+        found.map(|built| built.path.clone()).ok_or_else(|| format!("{package} has no such suite"))
+    };
+    let mut suites = Vec::new();
+    for package in UNITS {
+        suites.push(((*package).to_owned(), find(package, &|built| built.is_unit)?));
+    }
+    for (package, target) in SUITES {
+        let path = find(package, &|built| built.target == *target && !built.is_unit)?;
+        suites.push((format!("{package} {target}"), path));
+    }
+    Ok(suites)
 }
 
 /// What a build makes that can be run.
-fn built(cargo: &mut Command) -> Result<Vec<PathBuf>, Error> {
+fn built(cargo: &mut Command) -> Result<Vec<Built>, Error> {
     let cargo = cargo.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
     let mut child = cargo.spawn()?;
     let output = child.stdout.take().ok_or("no output")?;
     let mut found = Vec::new();
     for message in Message::parse_stream(BufReader::new(output)) {
-        if let Message::CompilerArtifact(artifact) = message? {
-            let is_ours =
-                artifact.profile.test || artifact.target.is_bin() || artifact.target.is_example();
-            found.extend(artifact.executable.filter(|_| is_ours).map(PathBuf::from));
+        let Message::CompilerArtifact(artifact) = message? else { continue };
+        let (target, is_test) = (artifact.target, artifact.profile.test);
+        let Some(path) = artifact.executable else { continue };
+        if !is_test && !target.is_bin() && !target.is_example() {
+            continue;
         }
+        let folder = artifact.manifest_path.parent().and_then(|folder| folder.file_name());
+        found.push(Built {
+            package: folder.unwrap_or_default().to_owned(),
+            is_unit: is_test && !target.is_test(),
+            target: target.name,
+            path: path.into(),
+        });
     }
     if child.wait()?.success() { Ok(found) } else { Err("the build failed".into()) }
 }
@@ -283,7 +315,7 @@ impl Wine {
 /// `ladder.exe`, as a person runs it.
 fn program(root: &Path, wine: &Wine) -> Result<(), Error> {
     let found = built(cargo(root, "build", WINDOWS).args(["--package", "ladder-cli"]))?;
-    let program = found.first().ok_or("no program was built")?;
+    let program = &found.first().ok_or("no program was built")?.path;
     let photo = root.join("examples/data/astronaut.png");
     let photo = photo.canonicalize()?.display().to_string();
     wine.expect(program, &["relay", &photo], &["512×512×3", " shm ", "every result checked"])?;
@@ -300,9 +332,9 @@ fn program(root: &Path, wine: &Wine) -> Result<(), Error> {
 fn examples(root: &Path, wine: &Wine) -> Result<(), Error> {
     let found = built(cargo(root, "build", WINDOWS).args(["--package", "examples", "--examples"]))?;
     for (name, says) in EXAMPLES {
-        let is_it = |path: &&PathBuf| path.file_stem().is_some_and(|stem| stem == *name);
-        let path = found.iter().find(is_it).ok_or_else(|| format!("no {name} was built"))?;
-        wine.expect(path, &[], &[says])?;
+        let example = found.iter().find(|built| built.target == *name);
+        let example = example.ok_or_else(|| format!("no {name} was built"))?;
+        wine.expect(&example.path, &[], &[says])?;
     }
     Ok(())
 }
@@ -312,7 +344,7 @@ fn measure(root: &Path) -> Result<(), Error> {
     let wine = Wine::new(root)?;
     let mut build = cargo(&root.join("tests/bench/windows"), "build", WINDOWS);
     let found = built(build.arg("--release"))?;
-    let program = found.first().ok_or("no program was built")?;
+    let program = &found.first().ok_or("no program was built")?.path;
     let (text, status) = wine.run(program, &[])?;
     println!("{text}");
     if status == Some(0) { Ok(()) } else { Err(format!("status {status:?}").into()) }
