@@ -140,9 +140,11 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), Error> {
     let wine = Wine::new(root)?;
     let is_wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
     let started = Instant::now();
-    let suites: Vec<(String, PathBuf)> =
-        tests(root)?.into_iter().filter(|(name, _)| is_wanted(name)).collect();
+    let built = everything(root)?;
     println!("built in {} s", started.elapsed().as_secs());
+    wine.place(&built)?;
+    let suites: Vec<(String, &Path)> =
+        suites(&built)?.into_iter().filter(|(name, _)| is_wanted(name)).collect();
     let (mut passed, mut failed) = (0, Vec::new());
     for (name, path) in &suites {
         match wine.suite(name, path)? {
@@ -151,8 +153,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<(), Error> {
         }
     }
     if options.only.is_none() {
-        program(root, &wine)?;
-        examples(root, &wine)?;
+        program(root, &built, &wine)?;
+        examples(&built, &wine)?;
     }
     if !failed.is_empty() {
         return Err(format!("not all is well with {}", failed.join(", ")).into());
@@ -177,12 +179,13 @@ struct Built {
     path: PathBuf,
 }
 
-/// Builds every suite at once, so that what they share is built once; by name.
-fn tests(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
+/// Builds at once, so that what is shared is built once.
+fn everything(root: &Path) -> Result<Vec<Built>, Error> {
     let mut test = cargo(root, "test", WINDOWS);
-    test.args(["--no-run", "--lib", "--bins"]);
-    let mut packages: Vec<&str> =
-        SUITES.iter().map(|(package, _)| *package).chain(UNITS.iter().copied()).collect();
+    test.args(["--no-run", "--lib", "--bins", "--examples", "--package", "examples"]);
+    let suites = SUITES.iter();
+    let mut packages: Vec<&str> = suites.map(|(package, _)| *package).collect();
+    packages.extend(UNITS);
     let mut targets: Vec<&str> = SUITES.iter().map(|(_, target)| *target).collect();
     for names in [&mut packages, &mut targets] {
         names.sort_unstable();
@@ -191,18 +194,30 @@ fn tests(root: &Path) -> Result<Vec<(String, PathBuf)>, Error> {
     for (flag, names) in [("--package", packages), ("--test", targets)] {
         test.args(names.into_iter().flat_map(|name| [flag, name]));
     }
-    let built = built(&mut test)?;
-    let find = |package: &str, is_it: &dyn Fn(&Built) -> bool| {
-        let found = built.iter().find(|built| built.package == package && is_it(built));
-        found.map(|built| built.path.clone()).ok_or_else(|| format!("{package} has no such suite"))
-    };
+    built(&mut test)
+}
+
+fn find<'b>(
+    built: &'b [Built],
+    what: &str,
+    is_it: impl Fn(&Built) -> bool,
+) -> Result<&'b Path, Error> {
+    let found = built.iter().find(|built| is_it(built));
+    Ok(&found.ok_or_else(|| format!("no {what} was built"))?.path)
+}
+
+/// The suites, by name.
+fn suites(built: &[Built]) -> Result<Vec<(String, &Path)>, Error> {
     let mut suites = Vec::new();
     for package in UNITS {
-        suites.push(((*package).to_owned(), find(package, &|built| built.is_unit)?));
+        let is_it = |built: &Built| built.package == *package && built.is_unit;
+        suites.push(((*package).to_owned(), find(built, package, is_it)?));
     }
     for (package, target) in SUITES {
-        let path = find(package, &|built| built.target == *target && !built.is_unit)?;
-        suites.push((format!("{package} {target}"), path));
+        let name = format!("{package} {target}");
+        let is_it =
+            |built: &Built| built.package == *package && built.target == *target && !built.is_unit;
+        suites.push((name.clone(), find(built, &name, is_it)?));
     }
     Ok(suites)
 }
@@ -253,13 +268,16 @@ impl Wine {
         Ok(Self { prefix, library, version })
     }
 
+    /// Puts the library beside every program, where it is looked for: those that tests start, too.
+    fn place(&self, built: &[Built]) -> Result<(), Error> {
+        for built in built {
+            std::fs::copy(&self.library, built.path.with_file_name("bcryptprimitives.dll"))?;
+        }
+        Ok(())
+    }
+
     /// Runs a program, from the root of the workspace; what it says, and whether it succeeded.
     fn run(&self, program: &Path, arguments: &[&str]) -> Result<(String, Option<i32>), Error> {
-        // It is looked for beside the program.
-        let beside = program.with_file_name("bcryptprimitives.dll");
-        if !beside.exists() {
-            std::fs::copy(&self.library, beside)?;
-        }
         let mut command = Command::new("timeout");
         command
             .arg(LIMIT.as_secs().to_string())
@@ -313,9 +331,10 @@ impl Wine {
 }
 
 /// `ladder.exe`, as a person runs it.
-fn program(root: &Path, wine: &Wine) -> Result<(), Error> {
-    let found = built(cargo(root, "build", WINDOWS).args(["--package", "ladder-cli"]))?;
-    let program = &found.first().ok_or("no program was built")?.path;
+fn program(root: &Path, built: &[Built], wine: &Wine) -> Result<(), Error> {
+    let is_it =
+        |built: &Built| built.target == "ladder" && built.package == "ladder-cli" && !built.is_unit;
+    let program = find(built, "program", is_it)?;
     let photo = root.join("examples/data/astronaut.png");
     let photo = photo.canonicalize()?.display().to_string();
     wine.expect(program, &["relay", &photo], &["512×512×3", " shm ", "every result checked"])?;
@@ -329,12 +348,9 @@ fn program(root: &Path, wine: &Wine) -> Result<(), Error> {
     )
 }
 
-fn examples(root: &Path, wine: &Wine) -> Result<(), Error> {
-    let found = built(cargo(root, "build", WINDOWS).args(["--package", "examples", "--examples"]))?;
+fn examples(built: &[Built], wine: &Wine) -> Result<(), Error> {
     for (name, says) in EXAMPLES {
-        let example = found.iter().find(|built| built.target == *name);
-        let example = example.ok_or_else(|| format!("no {name} was built"))?;
-        wine.expect(&example.path, &[], &[says])?;
+        wine.expect(find(built, name, |built| built.target == *name)?, &[], &[says])?;
     }
     Ok(())
 }
@@ -344,7 +360,8 @@ fn measure(root: &Path) -> Result<(), Error> {
     let wine = Wine::new(root)?;
     let mut build = cargo(&root.join("tests/bench/windows"), "build", WINDOWS);
     let found = built(build.arg("--release"))?;
-    let program = &found.first().ok_or("no program was built")?.path;
+    wine.place(&found)?;
+    let program = find(&found, "program", |_| true)?;
     let (text, status) = wine.run(program, &[])?;
     println!("{text}");
     if status == Some(0) { Ok(()) } else { Err(format!("status {status:?}").into()) }
