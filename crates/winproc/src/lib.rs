@@ -6,12 +6,12 @@
 //!
 //! | what | how | here |
 //! |---|---|---|
-//! | a socket for a process | WSADuplicateSocketW, WSASocketW | [`share_socket`], [`take_socket`] |
-//! | handles to and from it | DuplicateHandle | [`Process::give`], [`Process::take`], [`Received`] |
-//! | its end | WaitForSingleObject | [`Process::wait`] |
-//! | no orphans | job objects | [`Job`] |
-//! | who started this process | the tool help library | [`parent`] |
-//! | the same program | the name of the mapped image | [`runs_this_executable`] |
+//! | a socket for a process | WSADuplicateSocketW, WSASocketW | `share_socket`, `take_socket` |
+//! | handles to and from it | DuplicateHandle | `Process::give`, `Process::take`, `Received` |
+//! | its end | WaitForSingleObject | `Process::wait` |
+//! | no orphans | job objects | `Job` |
+//! | who started this process | the tool help library | `parent` |
+//! | the same program | the name of the mapped image | `runs_this_executable` |
 //!
 //! All handles are moved by the process that started the other one, in both directions: the started one needs no
 //! right to the starter, and names only handles of its own.
@@ -21,7 +21,7 @@
 //! - **N1** Every handle passed to a call is borrowed or owned for the time of the call, and every structure has the
 //!   size that the call is told.
 //! - **N2** A raw handle or socket that a call gives is owned from there on, once, and checked for failure first.
-//! - **N3** A number becomes a handle by [`Received::adopt`] alone: [`Process::give`] made it for this process, and
+//! - **N3** A number becomes a handle by `Received::adopt` alone: `Process::give` made it for this process, and
 //!   it came over the one socket of the process that may. That process started this one, or is it.
 #![cfg(windows)]
 
