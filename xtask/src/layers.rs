@@ -29,8 +29,17 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 /// What never ships: may depend on anything, and nothing that ships on it, but for its tests.
-const UNSHIPPED: &[&str] =
-    &["testkit", "cuda-standin", "gpu-check", "pool-model", "bench", "e2e", "examples", "xtask"];
+const UNSHIPPED: &[&str] = &[
+    "testkit",
+    "cuda-standin",
+    "gpu-check",
+    "pool-model",
+    "soak",
+    "bench",
+    "e2e",
+    "examples",
+    "xtask",
+];
 
 /// What a rung that moves host memory must not pull in.
 const NOT_FOR_SHM: &[&str] = &["cudarc", "ndarray", "image", "clap", "shared_memory"];

@@ -60,6 +60,15 @@ enum Command {
         #[arg(long)]
         measure: bool,
     },
+    /// Four workers, values of every kind, forwards, demotions and kills: every byte is checked, and nothing may grow.
+    Soak {
+        /// How long.
+        #[arg(long, default_value_t = 30.0)]
+        minutes: f64,
+        /// What everything at random follows from.
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     /// Type-check what ships for macOS.
     MacosCheck,
     /// Make a Python environment with NumPy, and run the tests that need one.
@@ -107,6 +116,13 @@ fn main() -> ExitCode {
         }
         Command::Windows { only, measure } => {
             windows::run(&root(), &windows::Options { measure, only })
+        }
+        Command::Soak { minutes, seed } => {
+            let mut cargo = std::process::Command::new(env!("CARGO"));
+            cargo.current_dir(root()).args(["run", "--quiet", "--release", "--locked"]);
+            cargo.args(["--package", "soak", "--", "--minutes", &minutes.to_string()]);
+            cargo.args(seed.iter().flat_map(|seed| ["--seed".to_owned(), seed.to_string()]));
+            succeed(&mut cargo)
         }
         Command::MacosCheck => windows::check_macos(&root()),
         Command::TestEnv => env::run(&root()),
