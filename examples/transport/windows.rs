@@ -21,7 +21,7 @@ pub(crate) struct Socket(TcpStream, Handles);
 impl Socket {
     /// To a new process, which is told of the other end by its standard input.
     pub(crate) fn to(command: &mut Command) -> Outcome<(Self, Child)> {
-        let [(ours, _), (theirs, _)] = winproc::pair()?;
+        let [ours, theirs] = winproc::pair()?;
         let mut child = command.stdin(Stdio::piped()).spawn()?;
         let told = winproc::share_socket(&theirs, child.id())?;
         child.stdin.take().ok_or("no standard input")?.write_all(&told)?;

@@ -9,7 +9,7 @@ use crate::Error;
 
 /// The layers, from the lowest. A crate that ships stands in exactly one of them.
 const LAYERS: &[&[&str]] = &[
-    // `winproc` is empty but on Windows (docs/adr/0032).
+    // `winproc` is empty but on Windows (docs/adr/0033).
     &["rung", "winproc"],
     &["segment", "cuda", "link"],
     // What the rungs of device memory have in common (docs/adr/0030).

@@ -150,7 +150,7 @@ impl Link {
     pub fn pair_with_socket() -> Result<(Self, Socket), LinkError> {
         let (here, there) =
             Stream::pair().map_err(|error| LinkError::System("socketpair", error))?;
-        Ok((Self::of(here), there.into_socket()))
+        Ok((Self::of(here.leaving()), there.into_socket()))
     }
 
     /// A link over a connected stream socket: of Unix, or on Windows of TCP.
@@ -271,7 +271,7 @@ impl Link {
             turn.rest = rest[sent..].to_vec();
             return Err(error);
         }
-        let told = self.stream.told(handles).map_err(|error| LinkError::System("naming", error))?;
+        let told = self.stream.told(handles).map_err(|error| self.unnamed(error))?;
         let joined;
         let first = if told.is_empty() {
             &prefix[..]
@@ -298,6 +298,15 @@ impl Link {
         }
         add(&self.counters.frames_sent, 1);
         Ok(())
+    }
+
+    /// Handles cannot be named to a process that has ended.
+    fn unnamed(&self, error: io::Error) -> LinkError {
+        let ready = self.stream.wait(self.peer.as_ref(), false, true, Some(Duration::ZERO));
+        match ready {
+            Ok(Ready { peer_exited: true, .. }) => LinkError::PeerExited,
+            _ => LinkError::System("naming handles", error),
+        }
     }
 
     /// Waits for the turn to write.
@@ -433,6 +442,15 @@ impl Link {
             waited = true;
             if !ready.readable && ready.peer_exited {
                 // It may have written between our read and its death.
+                if let Some(last_words) = Stream::LAST_WORDS {
+                    let until = Instant::now() + last_words;
+                    while Instant::now() < until
+                        && self
+                            .stream
+                            .wait(None, false, true, Some(last_words))
+                            .is_ok_and(|ready| !ready.readable)
+                    {}
+                }
                 if !self.read_some(&mut inbox)? && inbox.ready.is_empty() && !inbox.ended {
                     return Err(LinkError::PeerExited);
                 }
@@ -560,6 +578,10 @@ impl Link {
             // Otherwise a signal came, or the next turn sees that the deadline has passed.
             if ready.readable || ready.writable || ready.peer_exited {
                 return Ok(ready);
+            }
+            if self.ended_first.get().is_some() {
+                // This side has closed it, which ends every call on it.
+                return Ok(Ready { readable: true, writable: true, peer_exited: false });
             }
         }
     }

@@ -116,7 +116,7 @@ impl Draft {
         pool.make_room(capacity)?;
         // Its pages may not have been faulted in by that; at the second use all are, at once.
         let object = pool.new_object(capacity)?;
-        let writer = object.fill(capacity, len, fill)?;
+        let writer = object.fill(capacity, len, fill, false)?;
         let own = Own::new(object, writer, capacity)?;
         pool.note_made(capacity);
         Ok(Self::of(own, len, len, pool))

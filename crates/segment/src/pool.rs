@@ -64,7 +64,10 @@ pub(crate) fn is_own(number: u64) -> bool {
 /// The number of the block of this process's of which something holds.
 #[cfg(windows)]
 pub(crate) fn own_number(is_it: impl Fn(&Identity) -> bool) -> Option<u64> {
-    lock(&OWN).iter().find(|(_, identity)| is_it(identity)).map(|(number, _)| *number)
+    // Each look is a call of the system: not under the lock.
+    let own: Vec<(u64, Identity)> =
+        lock(&OWN).iter().map(|(number, identity)| (*number, identity.clone())).collect();
+    own.iter().find(|(_, identity)| is_it(identity)).map(|(number, _)| *number)
 }
 
 impl Own {
@@ -323,9 +326,11 @@ impl Pool {
     /// A new object; where descriptors have run out, those of idle blocks make room.
     pub(crate) fn new_object(&self, capacity: usize) -> Result<Object, Refusal> {
         Object::new(capacity).or_else(|refusal| {
-            // Where an object has its memory from the start, that may have run out too.
-            if !matches!(refusal.reason(), Reason::NoDescriptors | Reason::NoMemory) {
-                return Err(refusal);
+            let has_memory_at_once = cfg!(not(target_os = "linux"));
+            match refusal.reason() {
+                Reason::NoDescriptors => {}
+                Reason::NoMemory if has_memory_at_once => {}
+                _ => return Err(refusal),
             }
             self.trim();
             Object::new(capacity)

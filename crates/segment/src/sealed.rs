@@ -45,8 +45,7 @@ impl Sealed {
         pool.make_room(len)?;
         let object = pool.new_object(len)?;
         // The mapping that wrote it, if one did, ends here.
-        drop(object.fill(len, len, fill)?);
-        object.close()?;
+        drop(object.fill(len, len, fill, true)?);
         Ok(Self::over(Block::new(object, len), len))
     }
 

@@ -2,14 +2,14 @@
 //!
 //! A Unix socket carries descriptors, is handed over as a standard input, and a pidfd or a kqueue says when a
 //! process ended: all of it safe code. On Windows each of these takes calls that have no safe form in a kept
-//! crate, and they are here, so that `link` and `worker` need no unsafe of their own (ADR 32):
+//! crate, and they are here, so that `link` and `worker` need no unsafe of their own (ADR 33):
 //!
 //! | what | how | here |
 //! |---|---|---|
 //! | a socket for a process | WSADuplicateSocketW, WSASocketW | `share_socket`, `take_socket` |
 //! | handles to and from it | DuplicateHandle | `Process::give`, `Process::take`, `Received` |
 //! | its end | WaitForSingleObject | `Process::wait` |
-//! | no orphans | job objects | `Job` |
+//! | no orphans | job objects, before it runs | `Job`, `resume` |
 //! | who started this process | the tool help library | `parent` |
 //! | the same program | the name of the mapped image | `runs_this_executable` |
 //!
@@ -22,7 +22,8 @@
 //!   size that the call is told.
 //! - **N2** A raw handle or socket that a call gives is owned from there on, once, and checked for failure first.
 //! - **N3** A number becomes a handle by `Received::adopt` alone: `Process::give` made it for this process, and
-//!   it came over the one socket of the process that may. That process started this one, or is it.
+//!   it came over the one socket of the process that may. That process started this one. (That it did come over that
+//!   socket is for who has the token to see to: T6 of SAFETY.md.)
 #![cfg(windows)]
 
 mod job;
@@ -31,7 +32,7 @@ mod socket;
 mod system;
 
 pub use job::Job;
-pub use process::{Process, Received, parent, runs_this_executable};
+pub use process::{Process, Received, parent, resume, runs_this_executable};
 pub use socket::{SHARED, pair, share_socket, take_socket};
 pub use system::{available_memory, children, handle_count};
 

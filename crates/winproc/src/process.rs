@@ -16,15 +16,16 @@ use windows_sys::Win32::Foundation::{
 };
 use windows_sys::Win32::System::Diagnostics::ToolHelp::{
     CreateToolhelp32Snapshot, PROCESSENTRY32W, Process32FirstW, Process32NextW, TH32CS_SNAPPROCESS,
+    TH32CS_SNAPTHREAD, THREADENTRY32, Thread32First, Thread32Next,
 };
 use windows_sys::Win32::System::LibraryLoader::GetModuleHandleW;
 use windows_sys::Win32::System::ProcessStatus::{
     K32GetMappedFileNameW, K32GetProcessImageFileNameW,
 };
 use windows_sys::Win32::System::Threading::{
-    GetCurrentProcess, GetProcessTimes, INFINITE, OpenProcess, PROCESS_NAME_WIN32,
+    GetCurrentProcess, GetProcessTimes, INFINITE, OpenProcess, OpenThread, PROCESS_NAME_WIN32,
     PROCESS_QUERY_LIMITED_INFORMATION, PROCESS_SYNCHRONIZE, QueryFullProcessImageNameW,
-    WaitForSingleObject,
+    ResumeThread, THREAD_SUSPEND_RESUME, WaitForSingleObject,
 };
 
 use crate::{last, succeeded};
@@ -83,7 +84,8 @@ impl Process {
             // Rounded up, so that it does not spin for the last millisecond; in pieces, where it is longer than the
             // call can be told.
             let millis = left.map_or(INFINITE, |left| {
-                u32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(INFINITE - 1)
+                u32::try_from(left.as_micros().div_ceil(1000))
+                    .map_or(INFINITE - 1, |millis| millis.min(INFINITE - 1))
             });
             // SAFETY: N1: borrowed from `self`.
             match unsafe { WaitForSingleObject(self.raw(), millis) } {
@@ -189,7 +191,7 @@ fn began(process: HANDLE) -> io::Result<u64> {
 }
 
 /// Shows that numbers which come over one socket are handles that were given to this process (N3): there is one with
-/// each socket of [`take_socket`](crate::take_socket) and [`pair`](crate::pair).
+/// each socket of [`take_socket`](crate::take_socket).
 #[derive(Debug)]
 pub struct Received(pub(crate) ());
 
@@ -218,6 +220,45 @@ impl Received {
     pub fn offer(&self, handle: BorrowedHandle<'_>) -> io::Result<u64> {
         Ok(handle.try_clone_to_owned()?.into_raw_handle() as u64)
     }
+}
+
+/// Lets a process that was started suspended run.
+///
+/// # Errors
+///
+/// What the tool help library, OpenThread and ResumeThread give.
+pub fn resume(pid: u32) -> io::Result<()> {
+    // SAFETY: N1: numbers alone.
+    let snapshot = unsafe { CreateToolhelp32Snapshot(TH32CS_SNAPTHREAD, 0) };
+    if snapshot == INVALID_HANDLE_VALUE {
+        return Err(last());
+    }
+    // SAFETY: N2: the call gave it.
+    let snapshot = unsafe { OwnedHandle::from_raw_handle(snapshot) };
+    let size = size_of::<THREADENTRY32>() as u32;
+    let mut entry = THREADENTRY32 { dwSize: size, ..Default::default() };
+    // SAFETY: N1: the snapshot is owned here, and the entry says its size.
+    let mut more = unsafe { Thread32First(snapshot.as_raw_handle(), &raw mut entry) };
+    let mut resumed = false;
+    while more != 0 {
+        if entry.th32OwnerProcessID == pid {
+            // SAFETY: N1: numbers alone.
+            let thread = unsafe { OpenThread(THREAD_SUSPEND_RESUME, 0, entry.th32ThreadID) };
+            if thread.is_null() {
+                return Err(last());
+            }
+            // SAFETY: N2: OpenThread gave it, and it is not null.
+            let thread = unsafe { OwnedHandle::from_raw_handle(thread) };
+            // SAFETY: N1: owned here.
+            if unsafe { ResumeThread(thread.as_raw_handle()) } == u32::MAX {
+                return Err(last());
+            }
+            resumed = true;
+        }
+        // SAFETY: N1: as above.
+        more = unsafe { Thread32Next(snapshot.as_raw_handle(), &raw mut entry) };
+    }
+    if resumed { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
 /// The process that started this one, and its number, if it still runs.

@@ -4,13 +4,19 @@
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::windows::io::{AsRawSocket, AsSocket, FromRawSocket, OwnedSocket};
+use std::time::{Duration, Instant};
 
+use windows_sys::Win32::Foundation::{HANDLE, HANDLE_FLAG_INHERIT, SetHandleInformation};
 use windows_sys::Win32::Networking::WinSock::{
     FROM_PROTOCOL_INFO, INVALID_SOCKET, WSA_FLAG_NO_HANDLE_INHERIT, WSA_FLAG_OVERLAPPED, WSADATA,
     WSADuplicateSocketW, WSAPROTOCOL_INFOW, WSASocketW, WSAStartup,
 };
 
 use crate::process::Received;
+use crate::succeeded;
+
+/// How long a connection within this machine may take.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Bytes of what [`share_socket`] says of a socket.
 pub const SHARED: usize = size_of::<WSAPROTOCOL_INFOW>();
@@ -21,22 +27,40 @@ pub const SHARED: usize = size_of::<WSAPROTOCOL_INFOW>();
 /// # Errors
 ///
 /// What making sockets gives.
-pub fn pair() -> io::Result<[(TcpStream, Received); 2]> {
+pub fn pair() -> io::Result<[TcpStream; 2]> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let here = TcpStream::connect(listener.local_addr()?)?;
     let expected = here.local_addr()?;
-    // As many strangers as there are places in the queue, and a few.
-    for _ in 0..1000 {
-        let (there, from) = listener.accept()?;
-        if from == expected {
-            for socket in [&here, &there] {
-                // Frames are written whole, and answered.
-                socket.set_nodelay(true)?;
+    // Whoever else has the port may have been connected to instead: then nobody comes here.
+    listener.set_nonblocking(true)?;
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        match listener.accept() {
+            Ok((there, from)) if from == expected => {
+                // It has what the listener has of this.
+                there.set_nonblocking(false)?;
+                for socket in [&here, &there] {
+                    keep_from_children(socket)?;
+                    // Frames are written whole, and answered.
+                    socket.set_nodelay(true)?;
+                }
+                return Ok([here, there]);
             }
-            return Ok([(here, Received(())), (there, Received(()))]);
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error),
         }
     }
-    Err(io::Error::other("strangers connect faster than this process"))
+    Err(io::Error::other("a connection of this process with itself did not arrive"))
+}
+
+/// Has no process inherit a socket: those that are accepted are not made for that by std.
+fn keep_from_children(socket: &TcpStream) -> io::Result<()> {
+    let handle = socket.as_raw_socket() as usize as HANDLE;
+    // SAFETY: N1: borrowed; a socket is a handle, as this call takes it.
+    succeeded(unsafe { SetHandleInformation(handle, HANDLE_FLAG_INHERIT, 0) })
 }
 
 /// Makes a socket known to a process, once: what has to be told it. Afterwards ours may be closed.

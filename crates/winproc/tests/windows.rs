@@ -66,7 +66,7 @@ fn kill(mut child: Child) {
 #[test]
 fn handles_go_there_and_back() {
     let mut child = other("echo");
-    let [(mut here, _), (there, _)] = winproc::pair().unwrap();
+    let [mut here, there] = winproc::pair().unwrap();
     let told = winproc::share_socket(&there, child.id()).unwrap();
     child.stdin.take().unwrap().write_all(&told).unwrap();
     // As the other's end counts: ours may go.
@@ -179,4 +179,17 @@ fn what_is_held_is_counted() {
     assert!(winproc::handle_count().unwrap() >= before + 50 || is_wine);
     assert!(more.iter().all(|handle| !handle.as_raw_handle().is_null()));
     assert!(winproc::available_memory().unwrap() > 1 << 20);
+}
+
+/// What one process is told of by its socket, another that it starts must not have.
+#[test]
+fn no_child_inherits_a_connection() {
+    let [mut here, there] = winproc::pair().unwrap();
+    let child = other("sleep");
+    std::thread::sleep(Duration::from_millis(200));
+    drop(there);
+    here.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    // Were it open in the child, no end would come.
+    assert_eq!(here.read(&mut [0; 1]).unwrap(), 0);
+    kill(child);
 }

@@ -246,8 +246,7 @@ impl Process {
         let status = inner.child.wait().unwrap_or_else(|_| sys::no_status());
         self.group.end();
         if let Some(drainer) = inner.drainer.take() {
-            // The drainer ends with the process; its panic would have nothing to add.
-            let _ = drainer.join();
+            Group::join(drainer);
         }
         let exit = Exit { status, last_lines: self.tail.lines() };
         inner.exit = Some(exit.clone());

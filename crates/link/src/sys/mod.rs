@@ -23,13 +23,18 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd};
 
+const LOOK_UP: Duration = Duration::from_millis(100);
+
 /// Whether the stream is over.
 pub(crate) fn is_gone(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
-    /// Windows: this side has shut it.
+    /// This side has shut it.
     const WSAESHUTDOWN: i32 = 10058;
-    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected)
-        || (cfg!(windows) && error.raw_os_error() == Some(WSAESHUTDOWN))
+    if cfg!(windows) {
+        return matches!(error.kind(), ConnectionAborted | ConnectionReset | NotConnected)
+            || error.raw_os_error() == Some(WSAESHUTDOWN);
+    }
+    matches!(error.kind(), BrokenPipe | ConnectionReset)
 }
 
 /// What there is to do.
@@ -61,7 +66,13 @@ fn wait(
     let mut interest = PollFlags::empty();
     interest.set(PollFlags::OUT, write);
     interest.set(PollFlags::IN, read);
-    // Past what a timespec holds is for ever.
+    // Past what a timespec holds is for ever. Elsewhere than on Linux what the call takes is less than that, and whether
+    // this side's own shutting ends it is not said: there it looks up now and then, and the caller waits again.
+    let limit = if cfg!(target_os = "linux") {
+        limit
+    } else {
+        Some(limit.map_or(LOOK_UP, |limit| limit.min(LOOK_UP)))
+    };
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     let stream = stream.as_fd();
     let mut waiting = [
@@ -76,10 +87,12 @@ fn wait(
         Err(errno) => return Err(errno.into()),
     }
     let came = waiting[0].revents();
-    let over = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+    let over = PollFlags::ERR | PollFlags::NVAL;
+    // On Windows the peer's end of the stream is one too, and this side may write on.
+    let never_more = if cfg!(windows) { over } else { over | PollFlags::HUP };
     Ok(Ready {
-        readable: came.intersects(PollFlags::IN | over),
-        writable: came.intersects(PollFlags::OUT | over),
+        readable: came.intersects(PollFlags::IN | PollFlags::HUP | over),
+        writable: came.intersects(PollFlags::OUT | never_more),
         peer_exited: peer.is_some() && !waiting[1].revents().is_empty(),
     })
 }

@@ -34,6 +34,8 @@ impl Stream {
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         #[cfg(not(target_os = "linux"))]
         for socket in [&here, &there] {
+            // There is no flag for each call that all of them keep to.
+            rustix::io::ioctl_fionbio(socket, true)?;
             // A process that starts another between the two calls gives it the socket along.
             rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::CLOEXEC)?;
             #[cfg(target_vendor = "apple")]
@@ -43,8 +45,17 @@ impl Stream {
     }
 
     pub(crate) fn over(socket: Socket) -> Self {
+        #[cfg(not(target_os = "linux"))]
+        let _ = rustix::io::ioctl_fionbio(&socket, true);
         Self(socket)
     }
+
+    pub(crate) fn leaving(self) -> Self {
+        self
+    }
+
+    /// What was written before its writer ended can be read when its end is seen.
+    pub(crate) const LAST_WORDS: Option<Duration> = None;
 
     pub(crate) fn into_socket(self) -> Socket {
         self.0

@@ -1,9 +1,11 @@
 //! A loopback TCP connection, made within one process and handed over; handles are moved by the process that started
 //! the other, and their numbers go in the frame (`winproc`).
 
+use std::collections::HashMap;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::windows::io::{AsHandle, AsSocket, BorrowedSocket, OwnedSocket};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rung::{Fault, Handle, Reason};
@@ -24,8 +26,16 @@ enum Handles {
     Stay,
     /// This process gives its own, and takes the other's.
     Moved(Process),
-    /// The other process does both; or both ends are in this one.
+    /// The other process does both.
     Come(Received),
+    /// Both ends are in this process: what is on its way, by a number of its own.
+    Here(Arc<Mutex<OnTheirWay>>),
+}
+
+#[derive(Debug, Default)]
+struct OnTheirWay {
+    next: u64,
+    handles: HashMap<u64, Handle>,
 }
 
 #[derive(Debug)]
@@ -36,8 +46,13 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub(crate) fn pair() -> io::Result<(Self, Self)> {
-        let [(here, mine), (there, theirs)] = winproc::pair()?;
-        Ok((Self::over(here.into()).coming(mine), Self::over(there.into()).coming(theirs)))
+        let sockets = winproc::pair()?;
+        let handles: Arc<Mutex<OnTheirWay>> = Arc::default();
+        let [here, there] = sockets.map(|socket| {
+            let stream = Self::over(socket.into());
+            Self { handles: Handles::Here(Arc::clone(&handles)), ..stream }
+        });
+        Ok((here, there))
     }
 
     pub(crate) fn over(socket: Socket) -> Self {
@@ -46,6 +61,15 @@ impl Stream {
         let _ = socket.set_nonblocking(true);
         Self { socket, handles: Handles::Stay }
     }
+
+    /// The other end is for another process: nothing of what is in this one is named to it.
+    pub(crate) fn leaving(mut self) -> Self {
+        self.handles = Handles::Stay;
+        self
+    }
+
+    /// What was written before its writer ended is on its way for a moment yet.
+    pub(crate) const LAST_WORDS: Option<Duration> = Some(Duration::from_secs(1));
 
     pub(crate) fn into_socket(self) -> Socket {
         self.socket.into()
@@ -69,6 +93,13 @@ impl Stream {
                 Handles::Stay => Err(io::ErrorKind::Unsupported.into()),
                 Handles::Moved(process) => process.give(handle.as_handle()),
                 Handles::Come(received) => received.offer(handle.as_handle()),
+                Handles::Here(on_their_way) => handle.try_clone().map(|handle| {
+                    let mut on_their_way = lock(on_their_way);
+                    on_their_way.next += 1;
+                    let number = on_their_way.next;
+                    on_their_way.handles.insert(number, handle);
+                    number
+                }),
             };
             match number {
                 Ok(number) => told.extend_from_slice(&number.to_be_bytes()),
@@ -89,6 +120,7 @@ impl Stream {
                 Handles::Stay => return,
                 Handles::Moved(process) => process.take(number),
                 Handles::Come(received) => received.adopt(number),
+                Handles::Here(on_their_way) => taken(on_their_way, number),
             });
         }
     }
@@ -99,6 +131,7 @@ impl Stream {
             Handles::Stay => Err(io::ErrorKind::Unsupported.into()),
             Handles::Moved(process) => process.take(name),
             Handles::Come(received) => received.adopt(name),
+            Handles::Here(on_their_way) => taken(on_their_way, name),
         };
         taken.map_err(|error| Fault::new(Reason::WrongHandles, error.to_string()))
     }
@@ -135,6 +168,14 @@ impl Stream {
     ) -> io::Result<Ready> {
         super::wait(&self.socket, peer.map(AsSocket::as_socket), write, read, limit)
     }
+}
+
+fn lock(on_their_way: &Mutex<OnTheirWay>) -> MutexGuard<'_, OnTheirWay> {
+    on_their_way.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn taken(on_their_way: &Mutex<OnTheirWay>, number: u64) -> io::Result<Handle> {
+    lock(on_their_way).handles.remove(&number).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 impl AsSocket for Stream {

@@ -28,6 +28,9 @@ use crate::pool::Pool;
 /// Set before a descriptor leaves (S1).
 pub(crate) const SIZE_SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
 
+/// Set where nobody writes it any more (S2).
+const FINAL_SEALS: SealFlag = SealFlag::F_SEAL_WRITE.union(SealFlag::F_SEAL_SEAL);
+
 /// memfd_create(2), since Linux 6.3; nix has no name for it yet.
 const MFD_NOEXEC_SEAL: MFdFlags = MFdFlags::from_bits_retain(0x0008);
 
@@ -66,15 +69,16 @@ impl Object {
         capacity: usize,
         len: usize,
         fill: impl FnOnce(&mut Filling<'_>) -> Result<(), Refusal>,
+        is_final: bool,
     ) -> Result<Option<Writer>, Refusal> {
         Filling::file(&self.0, len).fill(fill)?;
         self.reserve(len..capacity)?;
-        self.add_seals(SIZE_SEALS)?;
+        self.add_seals(if is_final { SIZE_SEALS | FINAL_SEALS } else { SIZE_SEALS })?;
         Ok(None)
     }
 
     pub(crate) fn close(&self) -> Result<(), Refusal> {
-        self.add_seals(SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL)
+        self.add_seals(FINAL_SEALS)
     }
 
     pub(crate) fn lend(&self) -> Result<(), Refusal> {

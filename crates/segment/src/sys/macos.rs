@@ -73,6 +73,7 @@ impl Object {
         capacity: usize,
         len: usize,
         fill: impl FnOnce(&mut Filling<'_>) -> Result<(), Refusal>,
+        _is_final: bool,
     ) -> Result<Option<Writer>, Refusal> {
         Writer::filled(self, nonzero(capacity)?, len, fill).map(Some)
     }

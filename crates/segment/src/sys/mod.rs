@@ -6,7 +6,7 @@
 //! | Windows | a section of the page file | sections are not | its handle is for reading | no |
 //! | macOS | shm_open(2), unlinked at once | ftruncate(2) works once | its descriptor is for reading | no |
 //!
-//! - `Object`: one piece of shared memory. `allocate` has all of its memory there (S1), `fill` the contents too, and
+//! - `Object`: one piece of shared memory. `allocate` has all of its memory there (S1), `fill` the contents too, for good or not, and
 //!   gives the mapping that wrote them, if one did; `close` is for the moment before nobody writes it any more
 //!   (S2), `lend` for that before a peer sees it (S3); `handle` is what a peer gets.
 //! - `Identity` tells an object of this process's from others when it comes back; `receive` takes one from a peer.

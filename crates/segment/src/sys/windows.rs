@@ -2,8 +2,9 @@
 //!
 //! A section is never resized, and its memory is committed when it is made: no access to a view of it can fault (S1).
 //! A peer gets a handle for reading alone. A handle can be duplicated into one that is for more, unless the section
-//! says to whom it allows that: it allows it to nobody (an empty list of access rights), and its owner needs no
-//! permission, having the first handle.
+//! says to whom it allows that: it allows it to nobody, not even to change what it allows, and its owner needs no
+//! permission, having the first handle. (A process of the same user that may take handles out of this one needs none of
+//! this: see SECURITY.md.)
 #![expect(unsafe_code, reason = "sections and views of them have no safe form")]
 
 use std::io;
@@ -19,9 +20,11 @@ use windows_sys::Win32::Foundation::{
     ERROR_NOT_ENOUGH_MEMORY, ERROR_OUTOFMEMORY, ERROR_TOO_MANY_OPEN_FILES, INVALID_HANDLE_VALUE,
 };
 use windows_sys::Win32::Security::{
-    ACL, ACL_REVISION, InitializeAcl, InitializeSecurityDescriptor, SECURITY_ATTRIBUTES,
-    SECURITY_DESCRIPTOR, SetSecurityDescriptorDacl,
+    ACL, ACL_REVISION, AddAccessAllowedAce, InitializeAcl, InitializeSecurityDescriptor,
+    SECURITY_ATTRIBUTES, SECURITY_CREATOR_SID_AUTHORITY, SECURITY_DESCRIPTOR, SID,
+    SetSecurityDescriptorDacl,
 };
+use windows_sys::Win32::Storage::FileSystem::READ_CONTROL;
 use windows_sys::Win32::System::Memory::{
     CreateFileMappingW, FILE_MAP_READ, FILE_MAP_WRITE, MEM_COMMIT, MEM_MAPPED,
     MEMORY_BASIC_INFORMATION, MEMORY_MAPPED_VIEW_ADDRESS, MapViewOfFile, PAGE_READWRITE,
@@ -47,7 +50,7 @@ pub(crate) struct Object {
 }
 
 /// A section of this process's, to be compared with what comes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Identity(Arc<OwnedHandle>);
 
 fn next_number() -> u64 {
@@ -59,17 +62,38 @@ fn succeeded(answer: i32) -> io::Result<()> {
     if answer == 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A section that allows nobody anything but what its first handle can do.
+/// Room for a list of access rights with one entry, where the system wants it.
+#[repr(align(8))]
+#[derive(Default)]
+struct Rights([u64; 8]);
+
+/// S-1-3-4: whoever owns an object.
+const OWNER_RIGHTS: u32 = 4;
+
+/// A section that allows nobody anything but what its first handle can do; its owner, to read who may.
 fn section(capacity: usize) -> io::Result<OwnedHandle> {
-    let mut nobody = ACL::default();
-    // SAFETY: a list of no entries, as long as is said.
-    succeeded(unsafe { InitializeAcl(&raw mut nobody, size_of::<ACL>() as u32, ACL_REVISION) })?;
+    let mut list = Rights::default();
+    let acl = list.0.as_mut_ptr().cast::<ACL>();
+    // SAFETY: room for a list, at a multiple of 8, as long as is said.
+    succeeded(unsafe { InitializeAcl(acl, size_of::<Rights>() as u32, ACL_REVISION) })?;
+    // Whoever owns an object may change the list, unless the list says what owners may.
+    let owners = SID {
+        Revision: 1,
+        SubAuthorityCount: 1,
+        IdentifierAuthority: SECURITY_CREATOR_SID_AUTHORITY,
+        SubAuthority: [OWNER_RIGHTS],
+    };
+    let owners: *const SID = &raw const owners;
+    // SAFETY: a list that was just begun, and an identifier that outlives the call.
+    succeeded(unsafe {
+        AddAccessAllowedAce(acl, ACL_REVISION, READ_CONTROL, owners.cast_mut().cast())
+    })?;
     let mut descriptor = SECURITY_DESCRIPTOR::default();
     let described = (&raw mut descriptor).cast();
     // SAFETY: a place for a descriptor of this revision.
     succeeded(unsafe { InitializeSecurityDescriptor(described, SECURITY_DESCRIPTOR_REVISION) })?;
     // SAFETY: both were just begun, and outlive the call below that reads them.
-    succeeded(unsafe { SetSecurityDescriptorDacl(described, 1, &raw const nobody, 0) })?;
+    succeeded(unsafe { SetSecurityDescriptorDacl(described, 1, acl, 0) })?;
     let attributes = SECURITY_ATTRIBUTES {
         nLength: size_of::<SECURITY_ATTRIBUTES>() as u32,
         lpSecurityDescriptor: described,
@@ -111,6 +135,7 @@ impl Object {
         capacity: usize,
         len: usize,
         fill: impl FnOnce(&mut Filling<'_>) -> Result<(), Refusal>,
+        _is_final: bool,
     ) -> Result<Option<Writer>, Refusal> {
         Writer::filled(self, nonzero(capacity)?, len, fill).map(Some)
     }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use link::{Link, Socket};
@@ -115,6 +116,12 @@ impl Group {
     }
 
     pub(crate) fn end(&self) {}
+
+    /// Waits for who reads the output: it ends with the process.
+    pub(crate) fn join(drainer: JoinHandle<()>) {
+        // Its panic would have nothing to add.
+        let _ = drainer.join();
+    }
 }
 
 /// The program that this process runs, and the name to give it.

@@ -2,10 +2,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, PipeReader, Read, Write};
-use std::os::windows::process::ExitStatusExt;
+use std::os::windows::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use link::{Link, Socket};
 use winproc::{Job, Process, SHARED};
@@ -29,11 +30,13 @@ impl Exit {
     /// connection for as long as the process runs.
     pub(crate) fn socket(&self) -> io::Result<Socket> {
         let process = self.0.try_clone()?;
-        let [(here, _), (held, _)] = winproc::pair()?;
+        let [here, held] = winproc::pair()?;
         std::thread::Builder::new().name("worker-exit".into()).spawn(move || {
-            // Where it cannot be waited for, the end of the link is all that will be seen.
-            while !process.wait(None).unwrap_or(true) {}
-            drop(held);
+            match process.wait(None) {
+                Ok(_) => drop(held),
+                // The end of the link is all that will be seen, and this is no end: it is kept for good.
+                Err(_) => std::mem::forget(held),
+            }
         })?;
         Ok(here.into())
     }
@@ -58,18 +61,25 @@ impl Handover {
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).map_err(io::Error::other)?;
         let hex: String = nonce.iter().map(|byte| format!("{byte:02x}")).collect();
-        command.env(VARIABLE, format!("{hex}:{}", std::process::id())).stdin(Stdio::piped());
+        command
+            .env(VARIABLE, format!("{hex}:{}", std::process::id()))
+            .stdin(Stdio::piped())
+            // Until it is in its group: whatever it starts is in it, too.
+            .creation_flags(CREATE_SUSPENDED);
         Ok(Self { link, socket, nonce })
     }
 
     /// The socket is made known to this process alone; then its standard input ends.
     pub(crate) fn complete(self, child: &mut Child) -> io::Result<Link> {
         let link = self.link.moving_handles(Process::of(child)?);
-        // A program that ended at once has left neither a process to share with nor anybody to read it; its exit
-        // tells.
-        if let (Ok(told), Some(mut input)) =
-            (winproc::share_socket(&self.socket, child.id()), child.stdin.take())
-        {
+        let told = match winproc::share_socket(&self.socket, child.id()) {
+            Ok(told) => told,
+            // A program that has ended is nobody to share with; its exit tells.
+            Err(_) if child.try_wait()?.is_some() => return Ok(link),
+            Err(error) => return Err(error),
+        };
+        if let Some(mut input) = child.stdin.take() {
+            // Nor is it anybody to read.
             let _ = input.write_all(&[&self.nonce[..], &told[..]].concat());
         }
         Ok(link)
@@ -78,22 +88,48 @@ impl Handover {
 
 /// The process and whatever it starts: none of them outlives this, or this process.
 #[derive(Debug)]
-pub(crate) struct Group(Job);
+pub(crate) struct Group(Option<Job>);
+
+/// `CREATE_SUSPENDED`.
+const CREATE_SUSPENDED: u32 = 4;
+
+/// How long what is left in a pipe may take to be read, once everybody in a group has ended.
+const DRAINED: Duration = Duration::from_secs(1);
 
 impl Group {
+    /// Puts it there, and lets it run.
     pub(crate) fn of(child: &Child) -> io::Result<Self> {
-        let job = Job::new()?;
-        match job.add(child) {
-            Ok(()) => {}
-            // It may have ended already.
-            Err(_) if Exit::of(child)?.wait(Duration::ZERO) => {}
-            Err(error) => return Err(error),
-        }
+        let job = Job::new().and_then(|job| job.add(child).map(|()| job));
+        let job = match job {
+            Ok(job) => Some(job),
+            // This process is in a job that allows no other in it. The worker watches its host all the same.
+            Err(error) => {
+                tracing::warn!(pid = child.id(), %error, "a worker is in no job: what it starts may outlive it");
+                None
+            }
+        };
+        winproc::resume(child.id())?;
         Ok(Self(job))
     }
 
     pub(crate) fn end(&self) {
-        self.0.end();
+        if let Some(job) = &self.0 {
+            job.end();
+        }
+    }
+
+    /// Waits for who reads the output: until nobody can write to it any more, or for a moment. Whoever got away
+    /// from the group may hold it for ever.
+    pub(crate) fn join(drainer: JoinHandle<()>) {
+        let end = Instant::now() + DRAINED;
+        while !drainer.is_finished() {
+            if Instant::now() >= end {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // Its panic would have nothing to add.
+        let _ = drainer.join();
     }
 }
 
@@ -130,9 +166,11 @@ pub(crate) fn drain(mut pipe: PipeReader, _process: &Exit, mut take: impl FnMut(
 /// The link, and what its end is seen by.
 pub(crate) fn attach() -> io::Result<Option<(Link, Socket)>> {
     static ATTACHED: AtomicBool = AtomicBool::new(false);
-    let Some((nonce, _)) = announced() else { return Ok(None) };
-    // A child of a worker has the variable too, and a standard input that may never end.
-    if host_pid().is_none() || ATTACHED.swap(true, Ordering::Relaxed) {
+    let Some((nonce, host)) = announced() else { return Ok(None) };
+    // A child of a worker has the variable too, and a standard input that may never end. Who cannot see its parent
+    // (that one is another user's, say) is told by what is on its standard input alone.
+    let is_childs = winproc::parent().is_some_and(|(parent, _)| parent != host);
+    if is_childs || ATTACHED.swap(true, Ordering::Relaxed) {
         return Ok(None);
     }
     let (mut mine, mut told) = ([0; 16], [0; SHARED]);
@@ -169,12 +207,20 @@ pub(crate) fn host() -> Option<Exit> {
     (parent == host).then_some(Exit(process))
 }
 
-/// Waits for the end of the host; and ends the link.
+/// How often the end of a link is looked for, where nothing else can be seen.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Waits for the end of the host, or, where that cannot be seen, of the link; and ends the link.
 pub(crate) fn watch(socket: &Socket, host: Option<&Exit>) {
-    if let Some(host) = host {
-        while !host.0.wait(None).unwrap_or(true) {}
-        // What std makes of it, to be shut.
-        let shut = socket.try_clone().map(std::net::TcpStream::from);
-        let _ = shut.and_then(|stream| stream.shutdown(std::net::Shutdown::Both));
+    let Ok(socket) = socket.try_clone().map(std::net::TcpStream::from) else { return };
+    if !host.is_some_and(|host| host.0.wait(None).is_ok()) {
+        // It does not wait, since the link's other calls never do.
+        while match socket.peek(&mut [0]) {
+            Ok(count) => count > 0,
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        } {
+            std::thread::sleep(LOOK);
+        }
     }
+    let _ = socket.shutdown(std::net::Shutdown::Both);
 }
