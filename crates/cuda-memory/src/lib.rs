@@ -28,8 +28,7 @@
 //!
 //! # What it does not do
 //!
-//! It sends nothing and decides nothing: which memory leaves how is its rung's business. It is there on Linux alone;
-//! elsewhere the crate is empty.
+//! It sends nothing and decides nothing: which memory leaves how is its rung's business.
 
 pub mod block;
 #[cfg(feature = "dlpark")]

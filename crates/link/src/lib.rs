@@ -11,6 +11,9 @@
 //!   all `count` descriptors ride this byte (SCM_RIGHTS, unix(7))
 //! ```
 //!
+//! On Windows, where nothing rides a byte, the `count` handles are numbers of 8 bytes each, big endian, between the
+//! prefix and the JSON (`docs/adr/0033`).
+//!
 //! - `length` is 1 to 64 MiB, `count` at most 253: more is a fault before a byte of it is stored.
 //! - A stream socket keeps descriptors in order but not in step with read(2): the receiver queues
 //!   them and takes the declared number when a frame is complete. A queue that cannot belong to the
@@ -22,7 +25,7 @@
 //! use link::Link;
 //!
 //! let (here, there) = Link::pair()?;
-//! let file = std::fs::File::open("/dev/null")?;
+//! let file = std::fs::File::open(std::env::current_exe()?)?;
 //! here.send(r#"{"hello":1}"#, &[file.into()], None)?;
 //! let frame = there.receive(None)?;
 //! assert_eq!((frame.json.as_str(), frame.handles.len()), (r#"{"hello":1}"#, 1));

@@ -35,7 +35,7 @@
 //!
 //! # What it does not do
 //!
-//! It is there on Linux alone; elsewhere the crate is empty. It speaks to peers that are trusted, since whoever has a
+//! Elsewhere than on Linux it refuses, with [`rung::Reason::Platform`]. It speaks to peers that are trusted, since whoever has a
 //! pool may see all of it. What came by it goes back to its owner, and no further: to a third process it is copied, by
 //! `cuda-vmm`.
 
