@@ -52,7 +52,7 @@ enum Command {
     },
     /// Go through the model of the pool ownership contract further than its tests do: some minutes.
     Model,
-    /// Build for Windows, and run the suites, the program and the examples under wine: some 25 minutes.
+    /// Build for Windows, and run the suites, the program and the examples under wine: some 15 minutes.
     Windows {
         /// Only suites whose name contains this.
         only: Option<String>,
