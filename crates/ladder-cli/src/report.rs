@@ -123,6 +123,7 @@ struct Leaf<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     over: Option<&'a str>,
     copies: u8,
+    access: String,
     us: f64,
     declined: Vec<Declined<'a>>,
 }
@@ -160,6 +161,7 @@ pub(crate) fn json(crossings: &[Crossing], ok: bool, calls: u64, pid: u32) -> io
                 rung: leg.rung.as_str(),
                 over: leg.over.as_ref().map(|carrier| carrier.as_str()),
                 copies: leg.copies,
+                access: leg.access.to_string(),
                 us: micros(leg),
                 declined: declined.collect(),
             };

@@ -121,7 +121,8 @@ fn scripts_read_json() -> Outcome {
     )?;
     check(leaves.len() == 9, leaves.len())?;
     for leaf in leaves {
-        for key in ["path", "dtype", "shape", "bytes", "rung", "copies", "us", "declined"] {
+        for key in ["path", "dtype", "shape", "bytes", "rung", "copies", "access", "us", "declined"]
+        {
             check(!leaf[key].is_null(), (key, leaf))?;
         }
         let rung = if leaf["bytes"] == 0 { "inline" } else { "shm" };

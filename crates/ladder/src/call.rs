@@ -7,7 +7,7 @@ use rung::{Fault, Refusal, Value};
 use crate::channel::{Peer, Reply};
 use crate::core::{Event, NotKept, NotSent, NotYet, Work};
 use crate::error::{CallErrorKind, Ended};
-use crate::fail::reached;
+use crate::fail::reached_of;
 use crate::handshake::post_mortem;
 use crate::ladder::Via;
 use crate::pack::{Names, Packing, undo};
@@ -73,7 +73,7 @@ impl Peer {
                     NotReady::Unsendable(unsendable) => CallErrorKind::Unsendable(unsendable),
                     NotReady::Ended(ended) => self.gone(ended),
                 })?;
-                reached("call-packed");
+                reached_of(call.is_canary(), "call-packed");
                 let rank = |rung: &_| core.sessions.rank(rung);
                 if let Err(below) = call.require.check(&packing.route, rank) {
                     undo(packing, &core.sessions);
@@ -123,11 +123,11 @@ impl Peer {
                 Ok((attempt, parcels, json, mut handles)) => {
                     // Whoever answers has what it was asked.
                     drop(value.take());
-                    reached("answer-received");
+                    reached_of(call.is_canary(), "answer-received");
                     let of = (Of::Return, id, attempt);
                     match core.take(of, parcels, &mut handles, &json, deadline) {
                         Ok(read) => {
-                            reached("answer-imported");
+                            reached_of(call.is_canary(), "answer-imported");
                             let mut read = read.map_err(CallErrorKind::Malformed)?;
                             if !call.is_canary() {
                                 core.counters.received(read.legs());
@@ -172,7 +172,7 @@ impl Peer {
         let message = Message::Call { id, attempt, root: nested, method, parcels, value };
         match core.send(&message, handles, deadline) {
             Ok(()) => {
-                reached("call-sent");
+                reached_of(call.is_canary(), "call-sent");
                 if !call.is_canary() {
                     core.count_sent(&route);
                 }

@@ -1,14 +1,30 @@
 //! Named points at which a test can end, stop or delay this process.
 //!
-//! `LADDER_FAILPOINT=POINT=ACTION`, with the actions `kill`, `stop`, `abort` and `delay:MILLISECONDS`.
-//! Only with the feature `failpoints`, and never in a release build: there, [`reached`] is nothing.
+//! `LADDER_FAILPOINT=POINT=ACTION`, or `POINT#N=ACTION` for the Nth time that it is reached, with the actions `kill`,
+//! `stop`, `abort`, `exit` and `delay:MILLISECONDS`. Only with the feature `failpoints`, and never in a release build:
+//! there, [`reached`] is nothing.
+//!
+//! A step that calls of users' and the channel's own have in common is two points, the channel's own with `canary-`
+//! before it: a canary comes first, and a user's call would never be met.
 
 /// Every point, in the order of a conversation.
 #[cfg(all(feature = "failpoints", debug_assertions))]
 pub const ALL: &[&str] = &[
     "hello-sent",
     "hello-received",
+    "canary-call-packed",
+    "canary-call-sent",
+    "canary-descriptors-received",
+    "canary-call-received",
+    "canary-call-imported",
+    "canary-accept-sent",
+    "canary-accept-received",
+    "canary-answer-packed",
+    "canary-answer-sent",
+    "canary-answer-received",
+    "canary-answer-imported",
     "canary-answered",
+    "canary-receipt-received",
     "proven",
     "call-packed",
     "call-sent",
@@ -30,16 +46,30 @@ pub const ALL: &[&str] = &[
 /// This thread is at a point.
 #[cfg(all(feature = "failpoints", debug_assertions))]
 pub(crate) fn reached(point: &str) {
-    use std::sync::LazyLock;
+    reached_of(false, point);
+}
 
-    static ARMED: LazyLock<Option<(String, String)>> = LazyLock::new(|| {
+/// This thread is at a point of a call, perhaps of the channel's own.
+#[cfg(all(feature = "failpoints", debug_assertions))]
+pub(crate) fn reached_of(own: bool, point: &str) {
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// The point, how often it was reached before, and what happens there.
+    static ARMED: LazyLock<Option<(String, u64, String)>> = LazyLock::new(|| {
         let armed = std::env::var("LADDER_FAILPOINT").ok()?;
         let (point, action) = armed.split_once('=')?;
-        Some((point.to_owned(), action.to_owned()))
+        let (point, nth) = point.split_once('#').unwrap_or((point, "1"));
+        Some((point.to_owned(), nth.parse().ok()?, action.to_owned()))
     });
-    debug_assert!(ALL.contains(&point), "{point} is not listed");
-    let Some((armed, action)) = &*ARMED else { return };
-    if armed != point {
+    static TIMES: AtomicU64 = AtomicU64::new(0);
+    let is = |name: &str| match name.strip_prefix("canary-") {
+        Some(rest) if own => rest == point,
+        _ => !own && name == point,
+    };
+    debug_assert!(ALL.iter().any(|name| is(name)), "{point} is not listed");
+    let Some((armed, nth, action)) = &*ARMED else { return };
+    if !is(armed) || TIMES.fetch_add(1, Ordering::SeqCst) + 1 != *nth {
         return;
     }
     match action.as_str() {
@@ -50,6 +80,7 @@ pub(crate) fn reached(point: &str) {
             let _ = kill_process(getpid(), signal);
         }
         "abort" => std::process::abort(),
+        "exit" => std::process::exit(3),
         action => {
             let wait = action.strip_prefix("delay:").and_then(|ms| ms.parse().ok()).unwrap_or(0);
             std::thread::sleep(std::time::Duration::from_millis(wait));
@@ -61,3 +92,8 @@ pub(crate) fn reached(point: &str) {
 #[cfg(not(all(feature = "failpoints", debug_assertions)))]
 #[inline(always)]
 pub(crate) fn reached(_point: &str) {}
+
+/// Nothing.
+#[cfg(not(all(feature = "failpoints", debug_assertions)))]
+#[inline(always)]
+pub(crate) fn reached_of(_own: bool, _point: &str) {}

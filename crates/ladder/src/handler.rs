@@ -6,10 +6,12 @@ use std::fmt;
 use rung::Value;
 
 use crate::channel::Peer;
+use crate::error::{CallError, ConnectError};
 
 /// Why a handler gives no result; it becomes the caller's error, and the worker lives on.
 ///
-/// Made from any error, so that `?` works in handlers; or with a code that the caller can match.
+/// Made from any error, so that `?` works in handlers; or with a code that the caller can match. The caller hears
+/// the error's text and its causes': what is not for it does not belong there.
 #[derive(Debug)]
 pub struct Failure {
     pub(crate) code: String,
@@ -32,14 +34,22 @@ impl Failure {
 
 impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
-        let error = error.into();
-        let mut text = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            text = format!("{text}: {cause}");
-            source = cause.source();
-        }
-        Self::new("handler-failed", text)
+        Self::new("handler-failed", heard(&*error.into()))
+    }
+}
+
+/// An error and its causes as whoever called may hear them: a third process's last words, and what was to be run,
+/// are not for it.
+fn heard(error: &(dyn std::error::Error + 'static)) -> String {
+    if let Some(call) = error.downcast_ref::<CallError>() {
+        return call.for_peer();
+    }
+    if let Some(connect) = error.downcast_ref::<ConnectError>() {
+        return connect.for_peer();
+    }
+    match error.source() {
+        Some(cause) => format!("{error}: {}", heard(cause)),
+        None => error.to_string(),
     }
 }
 

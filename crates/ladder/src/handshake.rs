@@ -123,7 +123,7 @@ fn hello(
     }
     let lacks = offers.iter().filter_map(|(rung, offer)| {
         let refusal = offer.as_ref().err()?;
-        let detail = refusal.detail().chars().take(200).collect();
+        let detail = refusal.for_peer().detail().chars().take(200).collect();
         Some((rung.clone(), refusal.reason().code().to_owned(), detail))
     });
     let (offers, lacks) = (wires, lacks.collect());

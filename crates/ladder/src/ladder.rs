@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Wea
 
 use canary::{Facts, Finding, Proof, RungReport, Verdict};
 use rung::{
-    Carrier, Device, Form, LeaseId, Meta, Offer, Owner, ParcelWire, Reach, Reason, Receipt,
+    Access, Carrier, Device, Form, LeaseId, Meta, Offer, Owner, ParcelWire, Reach, Reason, Receipt,
     Refusal, Rung, RungId, Session, Trust,
 };
 
@@ -62,6 +62,19 @@ impl Ladder {
         Self { rungs }
     }
 
+    /// The same rungs, where nothing is taken from the peer that its owner could still write.
+    #[cfg_attr(
+        not(feature = "shm"),
+        expect(unused_mut, reason = "only shared memory can be written by its owner")
+    )]
+    pub(crate) fn sealed(mut self) -> Self {
+        #[cfg(feature = "shm")]
+        for rung in self.rungs.iter_mut().filter(|rung| rung.id() == RungId::SHM) {
+            *rung = Arc::new(tier_shm::SealedShm);
+        }
+        self
+    }
+
     /// Asks every rung what this process can do.
     pub(crate) fn probe(&self) -> Vec<(RungId, Result<Offer, Refusal>)> {
         self.rungs.iter().map(|rung| (rung.id(), rung.probe())).collect()
@@ -93,7 +106,8 @@ impl Ladder {
                         let reason = Reason::from_code(code).filter(|reason| !is_verdict(*reason));
                         let reason = reason.unwrap_or(Reason::NotOffered);
                         let detail: String = detail.chars().take(200).collect();
-                        Refusal::new(reason, format!("on the other side: {detail}"))
+                        let colon = if detail.is_empty() { "" } else { ": " };
+                        Refusal::new(reason, format!("on the other side{colon}{detail}"))
                     }
                     None if id.is_experimental() => Refusal::new(
                         Reason::NotOffered,
@@ -436,6 +450,14 @@ impl Sessions {
                 carrier.wake_with(Arc::clone(wake));
             }
         }
+    }
+
+    /// Whether shared memory of this kind is copied for this peer all the same.
+    pub(crate) fn copies(&self, access: Access) -> bool {
+        self.opened.iter().any(|opened| match &opened.session {
+            Ok(Session::Carrier(carrier)) => carrier.copies(access),
+            _ => false,
+        })
     }
 
     /// The peer is gone.

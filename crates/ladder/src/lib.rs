@@ -35,7 +35,7 @@
 //!
 //! # What it does not do
 //!
-//! It confines nothing: a worker has the rights of its user. Linux only, so far.
+//! It confines nothing: a worker has the rights of its user (`SECURITY.md`).
 //!
 //! # Where to read on
 //!
@@ -51,6 +51,8 @@ mod core;
 mod error;
 mod facts;
 mod fail;
+#[cfg(all(feature = "failpoints", debug_assertions))]
+pub mod fuzzing;
 mod handler;
 mod handshake;
 mod keeper;
@@ -91,14 +93,14 @@ pub use stats::{Declined, RungStats, Stats};
 pub use transfer::Verify;
 pub use typed::Answer;
 pub use unproven::Unproven;
-pub use worker::{Worker, WorkerBuilder};
+pub use worker::{Untrusted, Worker, WorkerBuilder};
 
 pub use ::worker::{Command, Exit, Output, SpawnError};
 pub use canary::{self, Difference, Facts, Proof, Report, RungReport, Verdict};
 pub use link::Traffic;
 pub use rung::{
-    self, Array, BigInt, BridgeError, DType, Descr, Device, Fault, Map, Object, OpaquePickle,
-    Reason, Refusal, RungId, Tensor, Unsendable, Value, from_value, to_value,
+    self, Access, Array, BigInt, BridgeError, DType, Descr, Device, Fault, Map, Object,
+    OpaquePickle, Reason, Refusal, RungId, Tensor, Unsendable, Value, from_value, to_value,
 };
 pub use segment::PeerTrust;
 #[cfg(feature = "cuda-unversioned")]

@@ -14,6 +14,7 @@ use crate::handshake::greet;
 use crate::ladder::Ladder;
 use crate::unproven::Unproven;
 use crate::wire::Role;
+use crate::worker::Untrusted;
 
 /// Listens for a worker that somebody else starts, with [`Self::invitation`] in its environment; there
 /// [`Channel::from_env`] finds it.
@@ -36,6 +37,7 @@ use crate::wire::Role;
 pub struct Listener {
     socket: Socket,
     trust: Trust,
+    untrusted: Option<Untrusted>,
     options: Options,
     ladder: Ladder,
 }
@@ -50,6 +52,7 @@ impl Listener {
         Ok(Self {
             socket: Socket::bind()?,
             trust: Trust::none(),
+            untrusted: None,
             options: Options::default(),
             ladder: Ladder::standard(),
         })
@@ -60,6 +63,14 @@ impl Listener {
     #[must_use]
     pub fn trust(mut self, trust: PeerTrust) -> Self {
         self.trust = Trust::carrying(trust);
+        self
+    }
+
+    /// What is done about memory that the worker could still write: copied out, unless said otherwise. This goes before
+    /// [`Self::trust`].
+    #[must_use]
+    pub fn untrusted(mut self, untrusted: Untrusted) -> Self {
+        self.untrusted = Some(untrusted);
         self
     }
 
@@ -91,7 +102,11 @@ impl Listener {
             other => ConnectError::Ended(other.into(), None),
         })?;
         let options = self.options.clone();
-        let core = greet(link, Role::Host, &self.ladder, &self.trust, options, None)?;
+        let (ladder, trust) = match self.untrusted {
+            None => (self.ladder.clone(), self.trust.clone()),
+            Some(untrusted) => (untrusted.on(self.ladder.clone()), Trust::none()),
+        };
+        let core = greet(link, Role::Host, &ladder, &trust, options, None)?;
         Ok(Unproven::new(core, None))
     }
 }

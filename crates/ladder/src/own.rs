@@ -43,6 +43,11 @@ fn wanted(what: &str) -> Failure {
     Failure::new("malformed", format!("{what} is wanted"))
 }
 
+/// A refusal as the peer hears it.
+fn heard(why: &Refusal) -> Failure {
+    Failure::new(why.reason().code(), why.for_peer().to_string())
+}
+
 fn text<'v>(value: &'v Value, key: &str) -> Result<&'v str, Failure> {
     value.get(key).and_then(Value::as_str).ok_or_else(|| wanted(key))
 }
@@ -128,8 +133,10 @@ impl Core {
                     return Err(Failure::new("busy", "something is being proven already"));
                 }
                 let deadline = deadline.or_else(|| Instant::now().checked_add(self.patience));
-                self.reprove_sending(deadline)
-                    .map_err(|error| Failure::new("unproven", error.to_string()))?;
+                self.reprove_sending(deadline).map_err(|error| {
+                    tracing::warn!("not proven anew, as the peer asked: {error}");
+                    Failure::new("unproven", "it could not be proven")
+                })?;
                 Ok((Value::Null, RungId::INLINE))
             }
             other => Err(Failure::unknown_method(other)),
@@ -144,7 +151,7 @@ impl Core {
 
     fn answer_canary(&self, read: Read) -> Answered {
         // Before anything is made of it: a few words can say a lot.
-        check_size(&read.value)?;
+        check_size(&read.value).map_err(|why| heard(&why))?;
         let route = read.route();
         let argument = read.value;
         let device: Device = text(&argument, "d")?.parse()?;
@@ -153,8 +160,7 @@ impl Core {
         let Value::Map(argument) = argument else { return Err(wanted("a map")) };
         let value = argument.into_iter().find(|(key, _)| key.as_str() == Some("v"));
         let (_, value) = value.ok_or_else(|| wanted("v"))?;
-        let digest = digest::answer(&value)
-            .map_err(|why| Failure::new(why.reason().code(), why.to_string()))?;
+        let digest = digest::answer(&value).map_err(|why| heard(&why))?;
         // What has no leg of its own is a part of what stayed in the JSON.
         let leaves = value.as_map().map(Map::iter).into_iter().flatten().map(|(key, _)| {
             let name = key.as_str().unwrap_or_default();
@@ -184,10 +190,12 @@ impl Core {
         let reached =
             |(known, reach): &(Device, Reach)| *known == device && !matches!(reach, Reach::Not(_));
         if !carrier.devices().iter().any(reached) {
-            return Err(Refusal::new(Reason::DeviceUnknown, device.to_string()).into());
+            return Err(heard(&Reason::DeviceUnknown.into()));
         }
         let make = |device, len, fill: Fill<'_>| carrier.specimen(device, len, fill);
-        let canary = battery::to_forward(&rung, device, make, &mut Contents::random()?)?;
+        let canary = Contents::random()
+            .and_then(|mut contents| battery::to_forward(&rung, device, make, &mut contents))
+            .map_err(|why| heard(&why))?;
         let answer = [("d", Value::from(canary.digest.to_string())), ("v", canary.value)];
         Ok((Value::map(answer), rung))
     }
@@ -263,7 +271,7 @@ pub(crate) fn to_value(findings: &[Finding]) -> Value {
 }
 
 fn cut(why: &Refusal) -> String {
-    why.to_string().chars().take(TEXT).collect()
+    why.for_peer().to_string().chars().take(TEXT).collect()
 }
 
 /// What `$canary` answered.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use canary::{Digest, digest};
 use rung::{
-    Device, Fault, Handle, Layout, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason,
+    Access, Device, Fault, Handle, Layout, LeaseId, Lowered, Meta, Owner, ParcelWire, Path, Reason,
     Refusal, RungId, Storage, Tensor, Unsendable, Value, limits,
 };
 use serde::{Deserialize, Serialize};
@@ -280,6 +280,7 @@ fn pack_into(
             rung,
             copies: exported.copies,
             origin: exported.origin.or(storage.origin()),
+            access: exported.access,
             declined: exported.declined.into(),
             bytes: storage.len(),
             time: exported.time,
@@ -296,6 +297,7 @@ struct Exported {
     wire: ParcelWire,
     handles: Vec<Handle>,
     owner: Owner,
+    access: Access,
     copies: u8,
     declined: Vec<(RungId, Refusal)>,
     time: Duration,
@@ -458,6 +460,7 @@ fn exported(
             wire,
             handles,
             owner: packed.owner,
+            access: packed.access,
             copies,
             declined: std::mem::take(declined),
             time: started.elapsed(),
@@ -520,6 +523,7 @@ struct Carried {
     rung: RungId,
     copies: u8,
     origin: Option<Device>,
+    access: Access,
     declined: Arc<[(RungId, Refusal)]>,
     bytes: usize,
     time: Duration,
@@ -658,7 +662,9 @@ impl Packer<'_> {
         let (path, bytes, time) =
             (LeafPath::of(path, &mut self.scratch), bytes as u64, time + share);
         let origin = carried.and_then(|carried| carried.origin);
-        self.route.legs.push(Leg { path, what, bytes, rung, over, copies, origin, declined, time });
+        let access = carried.map_or(Access::Own, |carried| carried.access);
+        let leg = Leg { path, what, bytes, rung, over, copies, origin, access, declined, time };
+        self.route.legs.push(leg);
         let tag = LoweredTag { r: form, m: meta, p };
         write_tag(out, "L", &tag).map_err(Refusal::from)
     }
@@ -695,6 +701,7 @@ impl Packer<'_> {
             over: None,
             copies: carried.copies + more,
             origin: carried.origin,
+            access: carried.access,
             declined: Arc::clone(&carried.declined),
             time: carried.share(bytes),
         });
@@ -713,6 +720,7 @@ impl Packer<'_> {
             over: None,
             copies: 0,
             origin: None,
+            access: Access::Own,
             declined: self.sessions.above_inline(),
             time,
         });

@@ -446,14 +446,21 @@ impl Core {
             Ok(made) => made.into_value(),
             // The lender's end is no end of this channel, and its trouble none of this peer's.
             Err(CallErrorKind::Gone(..)) => return Err(gone()),
-            Err(CallErrorKind::Remote { code, .. }) if PASSING.contains(&&*code) => {
+            Err(CallErrorKind::Remote { code, .. })
+                if PASSING.contains(&&*code)
+                    || Reason::from_code(&code).is_some_and(is_passing) =>
+            {
                 let why = Refusal::new(Reason::Unproven, "its lender is busy");
                 return Err(NotProven::NotNow(why));
             }
             Err(error @ (CallErrorKind::Deadline | CallErrorKind::OverBound(_))) => {
                 return Err(error.into());
             }
-            Err(error) => return refused(Reason::Unproven, &format!("its lender: {error}")),
+            // What one peer says is not for another.
+            Err(error) => {
+                tracing::warn!(%rung, %device, "no canary to forward: {error}");
+                return refused(Reason::Unproven, "its lender made none");
+            }
         };
         let digest = made.get("d").and_then(Value::as_str).and_then(|text| text.parse().ok());
         let value = made.get("v").cloned().unwrap_or(Value::Null);

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rung::{DType, Descr, Device, Path, Refusal, RungId, Value};
+use rung::{Access, DType, Descr, Device, Path, Refusal, RungId, Value};
 use smol_str::SmolStr;
 
 /// What a leaf is.
@@ -118,6 +118,9 @@ pub struct Leg {
     pub copies: u8,
     /// The device whose memory it was, where it was copied to the host for want of a better way.
     pub origin: Option<Device>,
+    /// Who could write it on its way, and so how it is looked at: sealed for good, lent, or copied out of what its
+    /// owner could still write.
+    pub access: Access,
     /// Each higher rung, with the reason why it did not take it; and each rung, this one too, on which it was
     /// sent before and could not be taken.
     ///

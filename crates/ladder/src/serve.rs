@@ -9,7 +9,7 @@ use rung::{Fault, Reason, limits};
 use crate::channel::{Channel, Peer};
 use crate::core::{Answer, Core, Incoming, NotKept, NotSent, NotYet, Outgoing, Work};
 use crate::error::Ended;
-use crate::fail::reached;
+use crate::fail::{reached, reached_of};
 use crate::handler::{Failure, Handler};
 use crate::ladder::Via;
 use crate::own;
@@ -17,7 +17,7 @@ use crate::pack::{Names, Packing};
 use crate::prove::is_passing;
 use crate::transfer::{ATTEMPTS, NotReady, TakeError, Tries};
 use crate::unpack::Read;
-use crate::wire::{Message, Of};
+use crate::wire::{Message, Of, Role};
 
 impl Channel {
     /// Answers the peer's calls until it closes the channel.
@@ -49,13 +49,13 @@ impl Core {
     ) -> Result<(), Ended> {
         match work {
             Work::Call(mut call) => {
-                reached("call-received");
+                reached_of(own::is_own(&call.method), "call-received");
                 let (id, attempt) = (call.id, call.attempt);
                 let parcels = std::mem::take(&mut call.parcels);
                 let (of, json) = ((Of::Call, id, attempt), std::mem::take(&mut call.value));
                 match self.take(of, parcels, &mut call.handles, &json, deadline) {
                     Ok(read) => {
-                        reached("accept-sent");
+                        reached_of(own::is_own(&call.method), "accept-sent");
                         self.answer(&call, read, deadline)
                     }
                     Err(TakeError::Refused(..) | TakeError::Deadline) => Ok(()),
@@ -78,7 +78,9 @@ impl Core {
         let read = match read {
             Ok(read) => read,
             Err(fault) => {
-                return self.fail(id, deadline, Failure::new("malformed", fault.to_string()));
+                tracing::warn!(method = call.method, code = %fault.reason(), "malformed: {fault}");
+                let text = fault.for_peer().to_string();
+                return self.fail(id, deadline, Failure::new("malformed", text));
             }
         };
         if own::is_own(&call.method) {
@@ -113,7 +115,11 @@ impl Core {
                     .or_else(|| panic.downcast_ref::<String>().cloned())
                     .unwrap_or_else(|| "no message".into());
                 tracing::error!(method = call.method, "the handler panicked: {text}");
-                let text = format!("the handler panicked: {text}");
+                // A worker's panics are for its host to know; a host's are its own.
+                let text = match self.role {
+                    Role::Worker => format!("the handler panicked: {text}"),
+                    Role::Host => "the handler panicked".to_owned(),
+                };
                 self.fail(id, deadline, Failure::new("handler-panicked", text))
             }
         }
@@ -161,7 +167,8 @@ impl Core {
                 let last = unsendable.refusals.last().map(|(_, why)| why.reason());
                 let code = last.filter(|why| is_canary && is_passing(*why));
                 let code = code.map_or("unsendable", Reason::code);
-                return fail(code, unsendable.to_string());
+                tracing::debug!("the answer: {unsendable}");
+                return fail(code, unsendable.for_peer().to_string());
             }
         };
         // The peer may be waiting for this very answer before it gives anything back.
@@ -175,7 +182,7 @@ impl Core {
                 return fail("over-bound", "there was no room for the answer in time".into());
             }
         };
-        reached("answer-packed");
+        reached_of(is_canary, "answer-packed");
         tries.note(&mut packing);
         let Packing { value: json, parcels, handles, route, .. } = packing;
         let has_storages = !parcels.is_empty();
@@ -197,7 +204,7 @@ impl Core {
         match self.send(&message, handles, deadline) {
             // The caller gets the rest, so the leases are out.
             Ok(()) | Err(NotSent::Begun) => {
-                reached("answer-sent");
+                reached_of(is_canary, "answer-sent");
                 if !is_canary {
                     self.count_sent(&route);
                 }
@@ -208,7 +215,10 @@ impl Core {
                 drop(kept);
                 self.unkeep(leases);
                 match error {
-                    NotSent::OverCap(text) => fail("unsendable", text),
+                    NotSent::OverCap(text) => {
+                        tracing::warn!("an answer was not sent: {text}");
+                        fail("unsendable", "more than a frame, or the system, takes".into())
+                    }
                     NotSent::Deadline | NotSent::Begun => {
                         fail("abandoned", "there was no time to send the answer".into())
                     }

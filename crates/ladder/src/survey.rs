@@ -493,17 +493,17 @@ pub(crate) type Table = Vec<(Arc<Storage>, Named)>;
 
 /// The second pass: what goes on which entry of the table.
 pub(crate) fn place(survey: Survey<'_, '_>, blocks: Blocks) -> (Places, Table) {
-    let Survey { seen, by_storage, by_blob, .. } = survey;
+    let Survey { sessions, seen, by_storage, by_blob, .. } = survey;
     let mut table: Table = Vec::new();
     let mut places: Vec<Option<Place>> = vec![None; seen.len()];
     let mut shared = 0;
     let mut private = Vec::new();
     for (index, seen) in seen.into_iter().enumerate() {
-        let goes_as_it_is = blocks == Blocks::AsTheyAre
-            && seen.storage.memory().is_shared()
+        let as_it_is = blocks == Blocks::AsTheyAre
+            && goes_as_it_is(sessions, &seen.storage)
             && shared < SHARED_IN_A_MESSAGE;
         // Device memory is for a carrier to take or refuse; it is never looked into here.
-        if goes_as_it_is || !seen.storage.device().is_host() {
+        if as_it_is || !seen.storage.device().is_host() {
             shared += 1;
             places[index] = Some(Place { entry: table.len(), at: 0, base: 0, gathered: false });
             table.push((seen.storage, seen.first));
@@ -533,6 +533,12 @@ pub(crate) fn place(survey: Survey<'_, '_>, blocks: Blocks) -> (Places, Table) {
     }
     let seen = places.into_iter().flatten().collect();
     (Places { seen, by_storage, by_blob }, table)
+}
+
+/// Whether the peer is lent a storage where it lies.
+fn goes_as_it_is(sessions: &Sessions, storage: &Storage) -> bool {
+    let memory = storage.memory();
+    memory.is_shared() && !sessions.copies(memory.access())
 }
 
 /// The part of a private storage that is worth sending.

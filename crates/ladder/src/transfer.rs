@@ -10,7 +10,7 @@ use rung::{Fault, Handle, ParcelWire, Reason, Refusal, RungId, Unsendable, Value
 
 use crate::core::{Core, NotSent, is_own_id};
 use crate::error::Ended;
-use crate::fail::reached;
+use crate::fail::reached_of;
 use crate::ladder::{MINE, Via, Way};
 use crate::pack::{Blocks, How, Names, NotPacked, Packing, pack};
 use crate::route::{Leg, Route, What};
@@ -48,7 +48,9 @@ impl Core {
         };
         let taken = unpack::import(&self.sessions, &self.returns, parcels, handles);
         let taken = taken.and_then(|table| {
-            reached("call-imported");
+            if of == Of::Call {
+                reached_of(is_own_id(id), "call-imported");
+            }
             match unpack::read(json, &table, &self.sessions) {
                 Ok(read) => Ok(Ok(read)),
                 Err(NotRead::Malformed(fault)) => Ok(Err(fault)),

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use canary::{Digest, digest};
 use rung::{
-    Fault, Flags, Handle, Layout, Lendable, Lowered, Parcel, ParcelWire, Path, Reason, Refusal,
-    Room, RungId, Step, Storage, Tensor, Value, limits,
+    Access, Fault, Flags, Handle, Layout, Lendable, Lowered, Parcel, ParcelWire, Path, Reason,
+    Refusal, Room, RungId, Step, Storage, Tensor, Value, limits,
 };
 use serde_json::value::RawValue;
 use tier_inline::codec::{self, Node, Unsplice};
@@ -262,6 +262,7 @@ fn inline(what: What, bytes: usize) -> Leg {
         over: None,
         copies: 0,
         origin: None,
+        access: Access::Own,
         declined: Arc::default(),
         time: Duration::ZERO,
     }
@@ -301,6 +302,7 @@ impl Reader<'_> {
                 rung: entry.rung.clone(),
                 copies: entry.copies.saturating_add(more),
                 origin: entry.storage.origin(),
+                access: entry.storage.memory().access(),
                 time: share(entry.time, bytes, entry.storage.len()),
                 ..inline(what, bytes)
             },

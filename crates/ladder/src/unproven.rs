@@ -93,13 +93,21 @@ impl<T> Unproven<T> {
         core.ok_or(ConnectError::Ended(Ended::Forked, None))
     }
 
-    fn rehearse(mut self) -> Result<Channel, ConnectError> {
+    fn rehearse(self) -> Result<Channel, ConnectError> {
+        self.become_a_channel(|core| core.rehearse(Instant::now().checked_add(core.patience)))
+    }
+
+    /// A channel, once what is to be done with the connection before that is done.
+    pub(crate) fn become_a_channel(
+        mut self,
+        prove: impl FnOnce(&Arc<Core>) -> Result<(), ConnectError>,
+    ) -> Result<Channel, ConnectError> {
         let core = self.take()?;
         let mut channel = Channel::over(&core, self.handler.take());
         // What is refused or given back meanwhile has to be said too. Where the proof fails, the channel is
         // dropped, and the peer sees that nothing more comes, also where it still waits.
         channel.start("ladder-receipts", |core| core.flush_receipts())?;
-        core.rehearse(Instant::now().checked_add(core.patience))?;
+        prove(&core)?;
         channel.start("ladder-parked", Core::park)?;
         Ok(channel)
     }

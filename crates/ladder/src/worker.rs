@@ -99,6 +99,28 @@ impl Deref for Worker {
     }
 }
 
+/// What is done about memory of a peer's that it could still write, and that is not trusted not to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Untrusted {
+    /// It is taken, and looking at it copies it out first: [`Tensor::as_slice`](rung::Tensor::as_slice) refuses with
+    /// [`Reason::PeerNotTrusted`](rung::Reason::PeerNotTrusted), [`Tensor::to_vec`](rung::Tensor::to_vec) copies.
+    /// Cheapest where most of it is forwarded, or looked at once.
+    CopiedOut,
+    /// It is not taken: the peer seals for good whatever it sends, in a fresh block each, and everything can be looked
+    /// at in place. Where nothing can be sealed (Windows, macOS), shared memory is not offered then.
+    Sealed,
+}
+
+impl Untrusted {
+    pub(crate) fn on(self, ladder: Ladder) -> Ladder {
+        match self {
+            Self::CopiedOut => ladder,
+            Self::Sealed => ladder.sealed(),
+        }
+    }
+}
+
 /// How a worker is started.
 #[derive(Default)]
 pub struct WorkerBuilder {
@@ -106,6 +128,7 @@ pub struct WorkerBuilder {
     #[cfg(feature = "pool-ipc")]
     pools: Option<crate::Contract>,
     trust: Option<PeerTrust>,
+    untrusted: Option<Untrusted>,
     options: Options,
     handler: Option<Arc<dyn Handler + Send + Sync>>,
 }
@@ -115,6 +138,7 @@ impl std::fmt::Debug for WorkerBuilder {
         f.debug_struct("WorkerBuilder")
             .field("ladder", &self.ladder)
             .field("trust", &self.trust)
+            .field("untrusted", &self.untrusted)
             .field("options", &self.options)
             .finish_non_exhaustive()
     }
@@ -142,6 +166,15 @@ impl WorkerBuilder {
     #[must_use]
     pub fn trust(mut self, trust: PeerTrust) -> Self {
         self.trust = Some(trust);
+        self
+    }
+
+    /// The worker is not trusted with memory, also where it runs this very executable (a plugin that the program
+    /// brings along, say): what it lends is copied out, or not taken unless it is sealed for good. The route tells
+    /// which ([`Leg::access`](crate::Leg::access)). This goes before [`Self::trust`].
+    #[must_use]
+    pub fn untrusted(mut self, untrusted: Untrusted) -> Self {
+        self.untrusted = Some(untrusted);
         self
     }
 
@@ -208,10 +241,13 @@ impl WorkerBuilder {
         #[cfg(not(feature = "pool-ipc"))]
         let ladder = self.ladder;
         let process = Arc::new(process);
-        let trust = self
-            .trust
-            .or_else(|| PeerTrust::same_executable(process.pid()).ok())
-            .map_or(Trust::none(), Trust::carrying);
+        let (ladder, trust) = match self.untrusted {
+            None => {
+                let known = || PeerTrust::same_executable(process.pid()).ok();
+                (ladder, self.trust.or_else(known).map_or(Trust::none(), Trust::carrying))
+            }
+            Some(untrusted) => (untrusted.on(ladder), Trust::none()),
+        };
         let core = greet(link, Role::Host, &ladder, &trust, self.options, Some(process))?;
         Ok(Unproven::new(core, self.handler))
     }

@@ -74,7 +74,7 @@ pub use parcel::{
 pub use path::{Path, Step};
 pub use pickle::OpaquePickle;
 pub use reason::{Fault, Reason, Refusal, Unsendable};
-pub use storage::{Lendable, Memory, Provenance, Storage};
+pub use storage::{Access, Lendable, Memory, Provenance, Storage};
 pub use tensor::{Flags, Tensor};
 pub use traits::{
     Carrier, Fill, Form, Leaf, Lowered, Owner, Packed, Reach, Room, Rung, Session, Trust,

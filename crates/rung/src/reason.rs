@@ -175,6 +175,34 @@ impl Reason {
     pub fn from_code(code: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|reason| reason.code() == code)
     }
+
+    /// Whether its details are of what the peer itself sent or offered. Others may be of this process: what the
+    /// system or a driver said, paths, how much memory is left.
+    #[must_use]
+    pub fn is_of_the_peer(self) -> bool {
+        matches!(
+            self,
+            Self::BadMetadata
+                | Self::WrongHandles
+                | Self::WrongSize
+                | Self::UnknownBlock
+                | Self::UnknownRung
+                | Self::UnknownTag
+                | Self::UnknownStorage
+                | Self::UnknownLease
+                | Self::UnknownDType
+                | Self::OverCap
+                | Self::TooLarge
+                | Self::OutOfBounds
+                | Self::ShapeMismatch
+                | Self::Corrupt
+                | Self::WrongRung
+                | Self::Unshared
+                | Self::NotOffered
+                | Self::Platform
+                | Self::Version
+        )
+    }
 }
 
 impl fmt::Display for Reason {
@@ -205,6 +233,21 @@ macro_rules! because {
             #[must_use]
             pub fn reason(&self) -> Reason {
                 self.reason
+            }
+
+            /// As a peer may hear it: without a detail that may be of this process.
+            ///
+            /// ```
+            #[doc = concat!("use rung::{Reason, ", stringify!($name), "};")]
+            ///
+            #[doc = concat!("let local = ", stringify!($name), "::new(Reason::System, \"open(/home/me/x) failed\");")]
+            /// assert_eq!(local.for_peer().to_string(), "a system call failed");
+            #[doc = concat!("let theirs = ", stringify!($name), "::new(Reason::WrongSize, \"8 bytes declared, 4 there\");")]
+            /// assert_eq!(theirs.for_peer(), theirs);
+            /// ```
+            #[must_use]
+            pub fn for_peer(&self) -> Self {
+                if self.reason.is_of_the_peer() { self.clone() } else { self.reason.into() }
             }
 
             /// What exactly, for a person; may be empty.
@@ -266,6 +309,14 @@ pub struct Unsendable {
 }
 
 impl Unsendable {
+    /// As a peer may hear it.
+    #[must_use]
+    pub fn for_peer(&self) -> Self {
+        let heard = |(rung, refusal): &(RungId, Refusal)| (rung.clone(), refusal.for_peer());
+        let refusals = self.refusals.iter().map(heard).collect();
+        Self { path: self.path.clone(), kind: self.kind.clone(), refusals }
+    }
+
     /// What a person can do about it: the first remedy among the refusals.
     #[must_use]
     pub fn remedy(&self) -> Option<&'static str> {

@@ -69,9 +69,7 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
     ) -> Result<(), Refusal> {
         match self.bytes() {
             Ok(bytes) => piece(bytes),
-            Err(refusal) if refusal.reason() == Reason::PeerNotTrusted => {
-                self.for_each_copied_piece(piece)
-            }
+            Err(refusal) if is_to_be_copied(refusal.reason()) => self.for_each_copied_piece(piece),
             Err(refusal) => Err(refusal),
         }
     }
@@ -108,6 +106,11 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
         false
     }
 
+    /// Who could still write it, and so how it is looked at: what routes tell.
+    fn access(&self) -> Access {
+        if self.is_shared() { Access::Lent } else { Access::Own }
+    }
+
     /// Whether it is memory of this process that was lent out and came back: known by its carrier.
     fn is_ours(&self) -> bool {
         false
@@ -118,6 +121,43 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
     fn needs_fresh_memory(&self) -> bool {
         false
     }
+}
+
+/// Who could still write memory that crosses, and so how its receiver looks at it.
+///
+/// ```
+/// use rung::{Access, Storage};
+///
+/// assert_eq!(Storage::from_vec(vec![1u8]).memory().access(), Access::Own);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Access {
+    /// Nobody else has it: it is in the message, or a copy of this process's.
+    Own,
+    /// It is sealed for good: nobody can write it, and whoever has it looks at it in place.
+    Sealed,
+    /// Its owner could write it: whoever trusts the owner looks at it in place.
+    Lent,
+    /// Its owner could write it and is not trusted here: looking at it copies it out first.
+    CopiedOut,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Own => "own",
+            Self::Sealed => "sealed",
+            Self::Lent => "lent",
+            Self::CopiedOut => "copied out",
+        })
+    }
+}
+
+/// Whether memory that cannot be lent for this reason can be read all the same, by copying: it could be written
+/// meanwhile, or the address space has no room for all of it.
+fn is_to_be_copied(reason: Reason) -> bool {
+    matches!(reason, Reason::PeerNotTrusted | Reason::NoMemory)
 }
 
 /// Which carrier and lease an imported storage came by.
@@ -275,7 +315,8 @@ impl Storage {
             }
             // What cannot be lent may still be copied out: also from a device, where its rung can.
             Err(refusal)
-                if matches!(refusal.reason(), Reason::PeerNotTrusted | Reason::DeviceMemory) =>
+                if is_to_be_copied(refusal.reason())
+                    || refusal.reason() == Reason::DeviceMemory =>
             {
                 if range.end > self.len() || range.start > range.end {
                     return Err(Reason::OutOfBounds.into());

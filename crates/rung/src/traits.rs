@@ -18,7 +18,7 @@ use crate::limits;
 use crate::parcel::{LeaseId, Meta, Offer, Parcel, Receipt, RungId};
 use crate::pickle::OpaquePickle;
 use crate::reason::{Fault, Reason, Refusal};
-use crate::storage::Storage;
+use crate::storage::{Access, Storage};
 use crate::tensor::Tensor;
 use crate::value::Value;
 
@@ -75,6 +75,8 @@ pub struct Packed {
     pub parcel: Parcel,
     /// Kept by the sender under the parcel's lease (L1).
     pub owner: Owner,
+    /// Who could write it while it is lent: what the route tells.
+    pub access: Access,
 }
 
 impl fmt::Debug for Packed {
@@ -122,6 +124,12 @@ pub trait Carrier: Send + Sync {
             }
             device => Err(Refusal::new(Reason::DeviceMemory, device.to_string())),
         }
+    }
+
+    /// Whether shared memory of this kind goes to this peer as a copy all the same: a small part of something large
+    /// then goes alone. It goes as it is, unless said otherwise.
+    fn copies(&self, _access: Access) -> bool {
+        false
     }
 
     /// What was exported under this lease has been sent: whatever is sent from now on comes after it.

@@ -8,8 +8,8 @@ use cuda_memory::block::{Block, Hold, Token};
 use cuda_memory::events::{EventWire, Ours, from_text, to_text};
 use cuda_memory::memory;
 use rung::{
-    Carrier, Device, Fault, Fill, Handle, LeaseId, Memory, Meta, Packed, Parcel, Provenance, Reach,
-    Reason, Receipt, Refusal, RungId, Storage,
+    Access, Carrier, Device, Fault, Fill, Handle, LeaseId, Memory, Meta, Packed, Parcel,
+    Provenance, Reach, Reason, Receipt, Refusal, RungId, Storage,
 };
 use serde::{Deserialize, Serialize};
 
@@ -295,7 +295,7 @@ impl CudaCarrier {
         let (rung, bytes, copies) = (self.kind.id(), storage.len() as u64, lending.copies);
         let parcel = Parcel { rung, lease, bytes, copies, meta, handles };
         owner.packed = true;
-        Ok(Packed { parcel, owner: Box::new(owner) })
+        Ok(Packed { parcel, owner: Box::new(owner), access: Access::Lent })
     }
 
     /// The memory of this process that a parcel brings back.

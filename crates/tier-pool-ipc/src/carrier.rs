@@ -9,7 +9,7 @@ use cuda_memory::events::{EventWire, Ours, from_text, to_text};
 use cuda_memory::memory::Source;
 use rung::sent::Naming;
 use rung::{
-    Carrier, Device, Fault, Fill, LeaseId, Meta, Packed, Parcel, Provenance, Reach, Reason,
+    Access, Carrier, Device, Fault, Fill, LeaseId, Meta, Packed, Parcel, Provenance, Reach, Reason,
     Receipt, Refusal, RungId, Storage,
 };
 use serde::{Deserialize, Serialize};
@@ -172,7 +172,7 @@ impl PoolCarrier {
         let handles = if is_one_process { Vec::new() } else { handles };
         let bytes = storage.len() as u64;
         let parcel = Parcel { rung: RungId::POOL_IPC, lease, bytes, copies: 0, meta, handles };
-        Ok(Packed { parcel, owner: Box::new(owner) })
+        Ok(Packed { parcel, owner: Box::new(owner), access: Access::Lent })
     }
 
     /// The peer's own goes back to it; to anybody else it does not go on (O8).
@@ -213,7 +213,7 @@ impl PoolCarrier {
         let bytes = storage.len() as u64;
         let parcel =
             Parcel { rung: RungId::POOL_IPC, lease, bytes, copies: 0, meta, handles: Vec::new() };
-        Ok(Packed { parcel, owner: Box::new(owner) })
+        Ok(Packed { parcel, owner: Box::new(owner), access: Access::Lent })
     }
 
     /// Memory of this process that a parcel brings back.

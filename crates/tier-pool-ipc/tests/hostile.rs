@@ -248,7 +248,7 @@ fn both_ends_in_one_process_share_the_memory() -> Outcome {
     let pid = std::process::id();
     let (sender, receiver) = (opened(&mine, &theirs, pid)?, opened(&theirs, &mine, pid)?);
     let lent = storage()?;
-    let Packed { parcel, owner } = sender.export(&lent).map_err(text)?;
+    let Packed { parcel, owner, .. } = sender.export(&lent).map_err(text)?;
     check(parcel.copies == 0 && parcel.handles.is_empty(), &parcel)?;
     let lease = parcel.lease;
     let came = receiver.import(parcel).map_err(text)?;
@@ -340,7 +340,7 @@ fn two_sessions_import_once() -> Outcome {
     let kept = storage()?;
     let (mut wires, mut handles, mut owners) = (Vec::new(), Vec::new(), Vec::new());
     for session in &sessions {
-        let Packed { parcel, owner } = session.export(&kept).map_err(text)?;
+        let Packed { parcel, owner, .. } = session.export(&kept).map_err(text)?;
         owners.push((parcel.lease, owner));
         let (wire, mut some) = parcel.split().map_err(text)?;
         wires.push(wire);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rung::sent::Naming;
 use rung::{
-    Carrier, Device, Fault, Fill, Handle, LeaseId, Meta, Packed, Parcel, Provenance, Reason,
-    Receipt, Refusal, RungId, Storage, Trust,
+    Access, Carrier, Device, Fault, Fill, Handle, LeaseId, Meta, Packed, Parcel, Provenance,
+    Reason, Receipt, Refusal, RungId, Storage, Trust,
 };
 use segment::{Draft, PeerTrust, Received, Sealed};
 use serde::{Deserialize, Serialize};
@@ -38,20 +38,33 @@ struct Notice {
 const UNKNOWN: &str = "unknown";
 const EXPOSED: &str = "exposed";
 
+/// Which sides take only what is sealed for good.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OnlySealed {
+    pub(crate) here: bool,
+    pub(crate) there: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct ShmCarrier {
     trust: Trust,
+    only_sealed: OnlySealed,
     session: Arc<Session>,
 }
 
 impl ShmCarrier {
-    pub(crate) fn new(trust: Trust) -> Self {
-        Self { trust, session: Arc::default() }
+    pub(crate) fn new(trust: Trust, only_sealed: OnlySealed) -> Self {
+        Self { trust, only_sealed, session: Arc::default() }
     }
 
     /// Whether the peer can be counted on not to look at what it gave back.
     fn is_trusted(&self) -> bool {
         self.trust.token::<PeerTrust>().is_some()
+    }
+
+    /// Whether a copy for the peer may lie in a block that is used again.
+    fn may_pool(&self, storage: &Storage) -> bool {
+        self.is_trusted() && !self.only_sealed.there && !storage.memory().needs_fresh_memory()
     }
 
     /// A storage that lies on a block, under a lease.
@@ -75,7 +88,7 @@ impl ShmCarrier {
             Naming::Once => (None, vec![self.descriptor(block, lease)?]),
         };
         let forwarded = block.is_forwarded();
-        let bytes = storage.len() as u64;
+        let (bytes, access) = (storage.len() as u64, block.access());
         let session = Arc::clone(&self.session);
         let owner = Lent { storage, lease, session };
         let d = origin.map(|device| device.to_string());
@@ -84,7 +97,7 @@ impl ShmCarrier {
             (b, f, d) => Meta::write(&ParcelMeta { b, f, d }),
         }?;
         let parcel = Parcel { rung: RungId::SHM, lease, bytes, copies, meta, handles };
-        Ok(Packed { parcel, owner: Box::new(owner) })
+        Ok(Packed { parcel, owner: Box::new(owner), access })
     }
 
     fn descriptor(&self, block: &Block<'_>, lease: LeaseId) -> Result<Handle, Refusal> {
@@ -94,7 +107,7 @@ impl ShmCarrier {
     /// A copy of a device's memory, straight into a block.
     fn stage(&self, storage: &Arc<Storage>) -> Result<Packed, Refusal> {
         let (origin, len) = (Some(storage.device()), storage.len());
-        let copy = if self.is_trusted() && !storage.memory().needs_fresh_memory() {
+        let copy = if self.may_pool(storage) {
             let copy = |bytes: &mut [u8]| storage.memory().read_at(0, bytes);
             let pin = |draft: &Draft| crate::staging::pin(storage.device(), draft);
             Storage::new(LentMemory(Draft::build_at_once(len, pin, copy)?.share()?))
@@ -160,6 +173,9 @@ impl ShmCarrier {
                 fits(block.len())?;
                 Storage::new(SealedMemory { block: Arc::clone(block), len, once })
             }
+            Theirs::Foreign(_) if self.only_sealed.here => {
+                return Err(Fault::new(Reason::Unsealed, "its owner could still write it"));
+            }
             Theirs::Foreign(block) => {
                 fits(block.len())?;
                 // The peer vouches for what it lends itself. What it was lent by another may be
@@ -188,12 +204,14 @@ impl Carrier for ShmCarrier {
             return self.stage(storage);
         }
         // Ours or a peer's: the same block goes on, under a lease of this hop (L2).
-        if let Some(block) = Block::of(storage) {
+        if let Some(block) = Block::of(storage)
+            && !self.copies(block.access())
+        {
             return self.lend(Arc::clone(storage), &block, 0, storage.origin());
         }
-        // Private memory: one copy.
+        // Private memory, or what the peer takes only sealed: one copy.
         let len = storage.len();
-        if self.is_trusted() && !storage.memory().needs_fresh_memory() {
+        if self.may_pool(storage) {
             let draft = Draft::build(len, |filling| {
                 storage.memory().for_each_piece(&mut |piece| filling.write(piece))
             })?;
@@ -210,13 +228,23 @@ impl Carrier for ShmCarrier {
         let handles = vec![block.descriptor()?];
         let (meta, bytes) = (Meta::write(&())?, len as u64);
         let parcel = Parcel { rung: RungId::SHM, lease, bytes, copies: 1, meta, handles };
-        Ok(Packed { parcel, owner: Box::new(block) })
+        Ok(Packed { parcel, owner: Box::new(block), access: Access::Sealed })
     }
 
-    /// Born shared: what is private takes the same way after one copy.
+    fn copies(&self, access: Access) -> bool {
+        self.only_sealed.there && access != Access::Sealed
+    }
+
+    /// Born shared: what is private takes the same way after one copy. Sealed, where nothing else is taken.
     fn specimen(&self, device: Device, len: usize, fill: Fill<'_>) -> Result<Storage, Refusal> {
         if !device.is_host() {
             return Err(Refusal::new(Reason::DeviceMemory, device.to_string()));
+        }
+        if self.only_sealed.there {
+            let mut contents = vec![0; len];
+            fill(&mut contents);
+            let block = Arc::new(Sealed::copy_from(&contents)?);
+            return Ok(Storage::new(SealedMemory { block, len, once: false }));
         }
         let mut draft = Draft::new(len)?;
         fill(draft.bytes_mut());

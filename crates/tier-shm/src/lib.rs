@@ -42,6 +42,8 @@
 //! is copied into one, its descriptor goes there once, and both sides keep it mapped: in steady state
 //! nothing is asked of the kernel. A peer who is not trusted could go on looking at what it gave back,
 //! so private memory goes to it in fresh sealed blocks, and a shared tensor that it saw is not used again.
+//! What it lends could be written while it is looked at: it is copied out first, unless it is sealed for good; with
+//! [`SealedShm`] nothing else is taken.
 //!
 //! # Memory of devices
 //!
@@ -69,10 +71,52 @@ pub use segment::{Limits, Pool, PoolStats, set_copy_threads};
 pub use staging::pin_received;
 pub use tensor::{TensorMut, release, seal_copy, share};
 
-use rung::{Offer, Refusal, Rung, RungId, Session, Trust};
+use rung::{Meta, Offer, Reason, Refusal, Rung, RungId, Session, Trust};
+use serde::{Deserialize, Serialize};
 
 /// The version of what parcels hold.
 const FORMAT: u32 = 2;
+
+/// What a side offers: a version, and what it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Terms {
+    /// Any block.
+    Any(u32),
+    /// Only what is sealed for good.
+    Sealed {
+        /// The version.
+        v: u32,
+        /// Whether it is so.
+        s: bool,
+    },
+}
+
+impl Terms {
+    fn offer(self) -> Result<Offer, Refusal> {
+        // To see that this process can.
+        segment::Draft::new(1)?.share()?;
+        Ok(Offer { rung: RungId::SHM, meta: Meta::write(&self)?, handles: Vec::new() })
+    }
+
+    /// Whether the side that offers this takes only what is sealed for good.
+    fn only_sealed(offer: &Offer) -> Result<bool, Refusal> {
+        match offer.meta.read()? {
+            Self::Any(FORMAT) => Ok(false),
+            Self::Sealed { v: FORMAT, s } => Ok(s),
+            _ => Err(offer
+                .expect_version("format", FORMAT)
+                .err()
+                .unwrap_or(Reason::NotOffered.into())),
+        }
+    }
+}
+
+fn open(mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {
+    let takes =
+        carrier::OnlySealed { here: Terms::only_sealed(mine)?, there: Terms::only_sealed(peer)? };
+    Ok(Session::Carrier(Box::new(carrier::ShmCarrier::new(trust, takes))))
+}
 
 /// The rung.
 #[derive(Debug, Clone, Copy, Default)]
@@ -85,12 +129,40 @@ impl Rung for Shm {
 
     /// Makes a segment and seals it, to see that this process can.
     fn probe(&self) -> Result<Offer, Refusal> {
-        segment::Draft::new(1)?.share()?;
-        Ok(Offer::of_version(self.id(), FORMAT)?)
+        Terms::Any(FORMAT).offer()
     }
 
-    fn open(&self, _mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {
-        peer.expect_version("format", FORMAT)?;
-        Ok(Session::Carrier(Box::new(carrier::ShmCarrier::new(trust))))
+    fn open(&self, mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {
+        open(mine, peer, trust)
+    }
+}
+
+/// The rung towards a peer from whom nothing is taken that its owner could still write: the peer seals for good
+/// what it sends, at the price of a fresh block and a copy for each tensor that is not sealed already, and what it
+/// sends is looked at in place without trust. The other way nothing is different.
+///
+/// The same rung on the wire as [`Shm`]: one side may have this one, and the other that.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SealedShm;
+
+impl Rung for SealedShm {
+    fn id(&self) -> RungId {
+        RungId::SHM
+    }
+
+    /// Makes a segment and seals it, to see that this process can.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Shm`]; and [`Reason::Platform`] where no memory can be sealed (Windows, macOS).
+    fn probe(&self) -> Result<Offer, Refusal> {
+        if !cfg!(target_os = "linux") {
+            return Err(Refusal::new(Reason::Platform, "memory cannot be sealed here"));
+        }
+        Terms::Sealed { v: FORMAT, s: true }.offer()
+    }
+
+    fn open(&self, mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {
+        open(mine, peer, trust)
     }
 }

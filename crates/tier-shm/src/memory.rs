@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use rung::{Handle, Memory, Reason, Refusal, Storage, Trust};
+use rung::{Access, Handle, Memory, Reason, Refusal, Storage, Trust};
 use segment::{BlockId, Foreign, PeerTrust, Sealed, Shared};
 
 use crate::session::{Import, Session};
@@ -39,6 +39,10 @@ impl Memory for SealedMemory {
 
     fn is_shared(&self) -> bool {
         true
+    }
+
+    fn access(&self) -> Access {
+        Access::Sealed
     }
 }
 
@@ -97,6 +101,13 @@ impl Memory for ForeignMemory {
 
     fn is_shared(&self) -> bool {
         true
+    }
+
+    fn access(&self) -> Access {
+        match self.trust.token::<PeerTrust>() {
+            Some(_) => Access::Lent,
+            None => Access::CopiedOut,
+        }
     }
 }
 
@@ -209,6 +220,15 @@ impl<'a> Block<'a> {
     /// Whether it is not this process's own to vouch for.
     pub(crate) fn is_forwarded(&self) -> bool {
         matches!(self, Self::Foreign(_))
+    }
+
+    /// Who could write it.
+    pub(crate) fn access(&self) -> Access {
+        match self {
+            Self::Sealed(memory) => memory.access(),
+            Self::Lent(_) => Access::Lent,
+            Self::Foreign(memory) => memory.access(),
+        }
     }
 
     /// Somebody sees it, or is about to, who may go on looking: a peer who is not trusted, unless the

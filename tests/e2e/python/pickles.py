@@ -29,6 +29,8 @@ SHUT = {
     "complex": 1 + 2j,
     "array": np.arange(3),
     "record": np.zeros(2, dtype=[("a", "<i4"), ("b", ">f8", (2,))]),
+    "objects": np.array([1, "two", None], dtype=object),
+    "recarray": np.rec.array([(1, 2.5)], dtype=[("a", "<i4"), ("b", "<f8")]),
     "class": pathlib.PurePosixPath("/a"),
     "surrogate": "\ud800",
 }

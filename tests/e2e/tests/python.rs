@@ -65,7 +65,7 @@ fn pickles_and_arrays_go_both_ways() {
         std::fs::write(at(&format!("back-{name}")), tier_pickle::dump(&value).unwrap()).unwrap();
     }
     let shut = files(folder.path(), "shut-", ".pickle");
-    assert_eq!(shut.len(), 54);
+    assert_eq!(shut.len(), 66);
     for (name, bytes) in shut {
         let value = tier_pickle::load(bytes.clone()).unwrap();
         let pickle = value.as_pickle().unwrap_or_else(|| panic!("{name} was opened: {value:?}"));

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rung::{
-    Carrier, DType, Device, Fault, Fill, LeaseId, Memory, Meta, Offer, Packed, Parcel, Provenance,
-    Reach, Reason, Receipt, Refusal, Rung, RungId, Session, Storage, Tensor, Trust,
+    Access, Carrier, DType, Device, Fault, Fill, LeaseId, Memory, Meta, Offer, Packed, Parcel,
+    Provenance, Reach, Reason, Receipt, Refusal, Rung, RungId, Session, Storage, Tensor, Trust,
 };
 
 /// A device by a number, where a real one has a UUID.
@@ -183,7 +183,7 @@ impl Carrier for DeviceCarrier {
         let meta = Meta::write(&memory.device.to_string())?;
         let handles = vec![memory.file.try_clone().map_err(system)?.into()];
         let parcel = Parcel { rung: self.id.clone(), lease, bytes, copies: 0, meta, handles };
-        Ok(Packed { parcel, owner: Box::new(Arc::clone(storage)) })
+        Ok(Packed { parcel, owner: Box::new(Arc::clone(storage)), access: Access::Lent })
     }
 
     fn import(&self, parcel: Parcel) -> Result<Storage, Fault> {

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rung::{
-    Carrier, Device, Fault, Fill, Form, Leaf, LeaseId, Lowered, Meta, Offer, Packed, Parcel,
-    Provenance, Reach, Reason, Receipt, Refusal, Room, Rung, RungId, Session, Storage, Tensor,
-    Trust, Value,
+    Access, Carrier, Device, Fault, Fill, Form, Leaf, LeaseId, Lowered, Meta, Offer, Packed,
+    Parcel, Provenance, Reach, Reason, Receipt, Refusal, Room, Rung, RungId, Session, Storage,
+    Tensor, Trust, Value,
 };
 
 /// What goes wrong.
@@ -184,6 +184,10 @@ impl FaultyCarrier {
 }
 
 impl Carrier for FaultyCarrier {
+    fn copies(&self, access: Access) -> bool {
+        self.inner.copies(access)
+    }
+
     fn devices(&self) -> Vec<(Device, Reach)> {
         self.inner.devices()
     }

@@ -56,6 +56,7 @@ pub const KINDS: &[(&str, &str, bool)] = &[
     ("sparse-segment", "the segment is not fully allocated", true),
     ("no-segment", "the handle is not sealable shared memory", true),
     ("tensor-out-of-bounds", "reaches outside the storage", true),
+    ("unknown-tensor-flags", "malformed metadata: tensor flags 4", true),
     ("unknown-storage", "no such storage in the message: 3 of 1", true),
     ("unknown-tag", "unknown tag: \"Q\"", true),
     ("unknown-rung", "no such rung is open: warp", true),
@@ -367,6 +368,10 @@ fn answers(kind: &str, wire: &mut Wire) {
             }
             "tensor-out-of-bounds" => {
                 (answer(1, "shm", 1, &TENSOR.replace("4096", "4097")), good())
+            }
+            // A bit that would say "conjugated": what this side does not know it must not look past.
+            "unknown-tensor-flags" => {
+                (answer(1, "shm", 1, &TENSOR.replace("\"s\":0", "\"s\":0,\"f\":4")), good())
             }
             "unknown-storage" => {
                 (answer(1, "shm", 1, &TENSOR.replace("\"s\":0", "\"s\":3")), good())

@@ -1,7 +1,7 @@
 //! Arbitrary values.
 
 use proptest::prelude::*;
-use rung::{Array, DType, Descr, Field, Object, OpaquePickle, Tensor, Value};
+use rung::{Array, DType, Descr, Field, Flags, Object, OpaquePickle, Tensor, Value};
 
 /// Words that the wire uses, and others that are easily mistaken.
 const RESERVED: [&str; 14] =
@@ -43,9 +43,9 @@ pub fn tensor() -> impl Strategy<Value = Tensor> {
         prop::sample::select(DType::ALL),
         prop::collection::vec(0usize..5, 0..4),
         any::<u64>(),
-        any::<[bool; 3]>(),
+        any::<[bool; 5]>(),
     )
-        .prop_filter_map("a tensor", |(dtype, shape, seed, [flip, turn, cut])| {
+        .prop_filter_map("a tensor", |(dtype, shape, seed, [flip, turn, cut, fixed, grad])| {
             let bytes = contents(seed, shape.iter().product::<usize>() * dtype.size(), dtype);
             let mut tensor = Tensor::from_bytes(bytes, dtype, &shape).ok()?;
             if flip && !shape.is_empty() {
@@ -59,7 +59,7 @@ pub fn tensor() -> impl Strategy<Value = Tensor> {
                 let last = tensor.shape().len() - 1;
                 tensor = tensor.slice(last, 1, tensor.shape()[last]).ok()?;
             }
-            Some(tensor)
+            Some(tensor.with_flags(Flags { read_only: fixed, requires_grad: grad }))
         })
 }
 
