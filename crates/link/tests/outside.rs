@@ -94,6 +94,21 @@ fn a_peer_without_the_key_is_turned_away_before_anything_else_is_read() {
     });
 }
 
+/// What a listener that was killed left behind is in nobody's way: every one has a folder of its own.
+#[test]
+fn what_a_dead_listener_left_keeps_nobody_from_listening() {
+    let folder = tempfile::tempdir().unwrap();
+    for _ in 0..3 {
+        let (listener, address, key) = listener(folder.path());
+        drop(connect(Path::new(&address), &key, soon()).unwrap());
+        std::mem::forget(listener);
+    }
+    let (listener, address, key) = listener(folder.path());
+    let theirs = connect(Path::new(&address), &key, soon()).unwrap();
+    theirs.send("[1]", &[], soon()).unwrap();
+    assert_eq!(listener.accept(soon()).unwrap().receive(soon()).unwrap().json, "[1]");
+}
+
 #[test]
 fn waiting_ends_at_the_deadline() {
     let folder = tempfile::tempdir().unwrap();

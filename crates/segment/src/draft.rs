@@ -1,7 +1,6 @@
 //! Blocks of ours that are written, lent out, and written again.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use rung::{Handle, Reason, Refusal};
 
@@ -322,7 +321,7 @@ impl Shared {
     /// again (P3, L8), and its memory goes back to the system.
     pub fn expose(&self) {
         if let Some(own) = &self.0.own {
-            own.exposed.store(true, Ordering::Release);
+            own.marks.expose();
         }
     }
 
@@ -342,14 +341,14 @@ impl Shared {
     /// back to the system when it is dropped (L3).
     pub fn retire(&self) {
         if let Some(own) = &self.0.own {
-            own.retired.store(true, Ordering::Release);
+            own.marks.retire();
         }
     }
 
     /// Whether it was [retired](Self::retire).
     #[must_use]
     pub fn is_retired(&self) -> bool {
-        self.0.own.as_ref().is_none_or(|own| own.retired.load(Ordering::Acquire))
+        self.0.own.as_ref().is_none_or(|own| own.marks.is_retired())
     }
 
     /// Writable again, once every lease on it is home (L4).

@@ -53,6 +53,10 @@
 //!
 //! It sends nothing (`link`, or your own socket) and knows no tensor (`tier-shm`).
 
+/// What [`marks`] is made of; in `tests/loom` another thing by the same name.
+mod atomic {
+    pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
+}
 mod copy;
 mod counters;
 mod draft;
@@ -63,6 +67,7 @@ mod fork;
 mod headroom;
 mod id;
 mod mapping;
+mod marks;
 mod pool;
 mod sealed;
 mod sys;

@@ -13,7 +13,6 @@
 //! - **P4** After a fork the child begins with an empty pool (L9): it has none of the mappings.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,6 +23,7 @@ use crate::fork::generation;
 use crate::headroom;
 use crate::id::BlockId;
 use crate::mapping::Writer;
+use crate::marks::Marks;
 use crate::sys::{Identity, Object};
 
 /// The least that a block has.
@@ -38,10 +38,8 @@ pub(crate) struct Own {
     pub(crate) id: Arc<BlockId>,
     /// Whether a peer has seen it: its seals are then final.
     pub(crate) was_shared: bool,
-    /// Whether a peer who is not trusted has (P3).
-    pub(crate) exposed: AtomicBool,
-    /// Whether a lease on it will never be home: then it is not written again either.
-    pub(crate) retired: AtomicBool,
+    /// What is said of it by those who hold it.
+    pub(crate) marks: Marks,
     /// From here on all bytes are zero (P2).
     pub(crate) dirty: usize,
     /// Whether its pages were faulted in.
@@ -90,8 +88,7 @@ impl Own {
             writer,
             id: Arc::new(BlockId::new()),
             was_shared: false,
-            exposed: AtomicBool::new(false),
-            retired: AtomicBool::new(false),
+            marks: Marks::new(),
             dirty: 0,
             populated: false,
         })
@@ -363,7 +360,7 @@ impl Pool {
         }
         let mut state = self.state();
         let capacity = own.capacity();
-        if own.exposed.load(Ordering::Acquire) || own.retired.load(Ordering::Acquire) {
+        if !own.marks.may_be_used_again() {
             state.forget(capacity);
             state.stats.freed += 1;
             state.doomed.push(own);

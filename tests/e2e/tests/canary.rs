@@ -114,6 +114,11 @@ fn act(role: &str) -> ExitCode {
             unset.unset();
             Ok(Value::Null)
         })
+        .on("empty dev shm", |_| {
+            let empty = "rm -rf /dev/shm/* && umount -l /dev/shm";
+            let emptied = std::process::Command::new("sh").args(["-c", empty]).status()?;
+            Ok(Value::from(emptied.success()))
+        })
         .on("ten", |_| {
             let tensor = |n: u8| device::tensor(device::device(1), &[n; 1000]).unwrap();
             Ok(Value::list((0..10).map(tensor)))
@@ -778,6 +783,31 @@ fn odd_surroundings_work_or_say_why() -> Outcome {
     check(lacks(&numpy.sending) && lacks(&numpy.receiving), numpy)
 }
 
+/// Somebody removes everything in `/dev/shm`, and the file system with it, while memory is lent both ways: none of it
+/// has a name there.
+fn whoever_empties_dev_shm_takes_nothing_away() -> Outcome {
+    let exe = std::env::current_exe().map_err(text)?;
+    let own = format!("mount -t tmpfs none /dev/shm && touch /dev/shm/x && exec {}", exe.display());
+    let command = Command::new("unshare").args(["--mount", "sh", "-c", &own]).env(ROLE, "");
+    let worker = builder("").0.spawn(command.output(Output::Discard)).map_err(text)?;
+    let born = worker.call("born", Value::Null).map_err(text)?;
+    let shared = ladder::share(&Tensor::from_vec(vec![8u8; 100_000], &[100_000]).map_err(text)?);
+    let value = Value::list([born.value().clone(), shared.map_err(text)?.into()]);
+    let before = worker.call("echo", value.clone()).map_err(text)?;
+    let emptied = worker.call("empty dev shm", Value::Null).map_err(text)?;
+    check(emptied.value().as_bool() == Some(true), emptied.value())?;
+    for _ in 0..3 {
+        let again = worker.call("echo", value.clone()).map_err(text)?;
+        check(*again.value() == value && *before.value() == value, "another value")?;
+    }
+    let private = Tensor::from_vec(vec![9u8; 1 << 20], &[1 << 20]).map_err(text)?;
+    let reply = worker.call("echo", private.clone()).map_err(text)?;
+    check(reply.value().as_tensor() == Some(&private), "another value")?;
+    drop((born, before, reply));
+    let exit = worker.shutdown(Duration::from_secs(5));
+    check(exit.status.success(), exit)
+}
+
 fn main() -> ExitCode {
     if let Ok(role) = std::env::var(ROLE) {
         return act(&role);
@@ -814,7 +844,14 @@ fn main() -> ExitCode {
         what_is_not_proven_is_let_go,
         canaries_do_not_count_against_the_bounds,
     ];
-    let odd = linux("odd_surroundings_work_or_say_why", odd_surroundings_work_or_say_why);
-    trials.push(if makes_namespaces { odd } else { odd.with_ignored_flag(true) });
+    for odd in [
+        linux("odd_surroundings_work_or_say_why", odd_surroundings_work_or_say_why),
+        linux(
+            "whoever_empties_dev_shm_takes_nothing_away",
+            whoever_empties_dev_shm_takes_nothing_away,
+        ),
+    ] {
+        trials.push(if makes_namespaces { odd } else { odd.with_ignored_flag(true) });
+    }
     run_serially(trials)
 }

@@ -8,7 +8,7 @@ use ladder::{
     Array, CallErrorKind, CallOptions, Channel, Command, DType, Methods, Object, OpaquePickle,
     Registry, RungId, Tensor, TensorMut, Value, What, Worker,
 };
-use rung::{Reason, Refusal};
+use rung::{Flags, Reason, Refusal};
 use serde::{Deserialize, Serialize};
 use testkit::warnings::Warnings;
 use testkit::{run_serially, sha256, trial};
@@ -457,6 +457,24 @@ fn a_large_leaf_on_a_low_rung_is_worth_a_warning() -> Outcome {
     })
 }
 
+/// Of private and of shared memory, alone and in a list; and nobody writes what was only lent to him, flag or not.
+fn flags_cross_and_what_came_is_not_ones_own_to_write() -> Outcome {
+    let worker = worker()?;
+    for (read_only, requires_grad) in [(false, false), (true, false), (false, true), (true, true)] {
+        let flags = Flags { read_only, requires_grad };
+        let private = Tensor::from_vec(vec![1.5f32; 600], &[20, 30]).map_err(text)?;
+        let shared = ladder::share(&private).map_err(text)?.with_flags(flags);
+        let value = Value::list([private.with_flags(flags), shared]);
+        let reply = echo(&worker, &value)?;
+        for item in reply.value().items().unwrap_or_default() {
+            let tensor = item.as_tensor().ok_or("no tensor")?;
+            check(tensor.flags() == flags, tensor.flags())?;
+            check(TensorMut::reclaim(tensor.clone()).is_err(), "it was lent")?;
+        }
+    }
+    Ok(())
+}
+
 fn objects_in_objects_of_objects_are_bounded() -> Outcome {
     let worker = worker()?;
     let nest = |levels: usize| {
@@ -501,6 +519,10 @@ fn main() -> ExitCode {
         trial(
             "a_large_leaf_on_a_low_rung_is_worth_a_warning",
             a_large_leaf_on_a_low_rung_is_worth_a_warning,
+        ),
+        trial(
+            "flags_cross_and_what_came_is_not_ones_own_to_write",
+            flags_cross_and_what_came_is_not_ones_own_to_write,
         ),
         trial(
             "objects_in_objects_of_objects_are_bounded",

@@ -16,7 +16,7 @@ use super::Object;
 /// What a failed call means.
 pub(crate) fn reason(error: &io::Error) -> Reason {
     match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
-        Errno::ENOMEM | Errno::ENOSPC | Errno::EDQUOT => Reason::NoMemory,
+        Errno::ENOMEM | Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG => Reason::NoMemory,
         Errno::EMFILE | Errno::ENFILE => Reason::NoDescriptors,
         Errno::ENOSYS => Reason::Platform,
         _ => Reason::System,

@@ -146,6 +146,13 @@ fn what_is_no_shared_memory_is_refused() {
 }
 
 #[test]
+fn a_segment_of_no_bytes_is_never_mapped() {
+    let empty = || memfd(0, SIZE_SEALS | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL);
+    assert_eq!(reason(receive(empty(), 1)), Reason::WrongSize);
+    assert_eq!(reason(receive(empty(), 0)), Reason::Empty);
+}
+
+#[test]
 fn a_new_block_is_zero_and_its_size_is_fixed() {
     let draft = Draft::new(12_345).unwrap();
     assert!(draft.bytes().iter().all(|byte| *byte == 0));

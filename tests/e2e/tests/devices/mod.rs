@@ -302,6 +302,29 @@ fn the_owner_is_killed_while_its_memory_is_held() -> Outcome {
     Ok(())
 }
 
+/// The owner comes to an orderly end while its memory is held: what outlives it is the bytes, and what does not is an
+/// error, never something stale.
+fn the_owner_ends_while_its_memory_is_held() -> Outcome {
+    for (kind, survives) in [("plain", false), ("shareable", true), ("stream ordered", true)] {
+        let worker = worker()?;
+        let context = Context::of(device(0)?).map_err(text)?;
+        let (tensor, _) = make(&worker, kind, 100_000)?;
+        let exit = worker.shutdown(Duration::from_secs(5));
+        check(exit.status.success(), &exit)?;
+        // What it had copied for the way it may not have done yet.
+        let staged = kind == "stream ordered";
+        match tensor.to_bytes() {
+            Ok(bytes) if survives => check(bytes == pattern(100_000, 3), kind)?,
+            Err(refusal) if !survives || staged => {
+                check(refusal.reason() == Reason::OwnerGone, (kind, refusal))?;
+            }
+            other => return Err(format!("{kind}: {:?}", other.map(|bytes| bytes.len()))),
+        }
+        drop(context);
+    }
+    Ok(())
+}
+
 /// Counts of both sides, and the resident memory of neither, after many sends: nothing grows.
 fn many_sends_leave_nothing() -> Outcome {
     let sends = if stand_in::is_deferred() { 2_000 } else { 10_000 };
@@ -712,6 +735,7 @@ fn trials() -> Vec<Trial> {
         ("both_rungs_are_proven_on_each_device", both_rungs_are_proven_on_each_device),
         ("unreleased_sends_hit_the_bound", unreleased_sends_hit_the_bound),
         ("the_owner_is_killed", the_owner_is_killed_while_its_memory_is_held),
+        ("the_owner_ends", the_owner_ends_while_its_memory_is_held),
         ("memory_goes_on_without_a_copy", memory_goes_on_without_a_copy),
         ("what_comes_back_is_the_same_memory", what_comes_back_is_the_same_memory),
         ("what_was_lent_on_comes_back", what_was_lent_on_comes_back),
