@@ -1,6 +1,7 @@
 //! The commands of the workspace: `cargo xtask NAME`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "commands for a person to read")]
 
+mod asan;
 mod bench;
 mod env;
 mod gpu;
@@ -69,6 +70,11 @@ enum Command {
         #[arg(long)]
         seed: Option<u64>,
     },
+    /// Run the suites of the crates with unsafe code, and of whole channels, under AddressSanitizer (a nightly compiler).
+    Asan {
+        /// Only test binaries whose name contains this.
+        only: Option<String>,
+    },
     /// Type-check what ships for macOS.
     MacosCheck,
     /// Make a Python environment with NumPy, and run the tests that need one.
@@ -124,6 +130,7 @@ fn main() -> ExitCode {
             cargo.args(seed.iter().flat_map(|seed| ["--seed".to_owned(), seed.to_string()]));
             succeed(&mut cargo)
         }
+        Command::Asan { only } => asan::run(&root(), only.as_deref()),
         Command::MacosCheck => windows::check_macos(&root()),
         Command::TestEnv => env::run(&root()),
         Command::Sabotage { only } => sabotage::run(&root(), only.as_deref()),
