@@ -83,6 +83,9 @@ enum Command {
     Sabotage {
         /// Only patches whose name contains this.
         only: Option<String>,
+        /// The suite was just seen green on this very tree: nothing is run without a patch first.
+        #[arg(long)]
+        after_tests: bool,
     },
 }
 
@@ -133,7 +136,9 @@ fn main() -> ExitCode {
         Command::Asan { only } => asan::run(&root(), only.as_deref()),
         Command::MacosCheck => windows::check_macos(&root()),
         Command::TestEnv => env::run(&root()),
-        Command::Sabotage { only } => sabotage::run(&root(), only.as_deref()),
+        Command::Sabotage { only, after_tests } => {
+            sabotage::run(&root(), only.as_deref(), after_tests)
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -101,18 +101,6 @@ fn with_exit(ended: &Ended, exit: Option<&Exit>) -> String {
     }
 }
 
-impl ConnectError {
-    /// As a third process may hear it.
-    pub(crate) fn for_peer(&self) -> String {
-        match self {
-            Self::Spawn(_) | Self::System(_) => "a worker could not be started".into(),
-            Self::Ended(..) => "a worker ended before it was ready".into(),
-            Self::Refused(_) => "a worker was refused".into(),
-            other => other.to_string(),
-        }
-    }
-}
-
 /// A call that gave no result.
 ///
 /// Where the value was not delivered, it is still here: [`Self::into_value`].
@@ -182,19 +170,6 @@ pub enum CallErrorKind {
 }
 
 impl CallError {
-    /// As a third process may hear it.
-    pub(crate) fn for_peer(&self) -> String {
-        let what = match &*self.kind {
-            CallErrorKind::Unsendable(unsendable) => unsendable.for_peer().to_string(),
-            CallErrorKind::OverCap(_) => "more than a frame, or the system, takes".into(),
-            CallErrorKind::Malformed(_) => "the answer is malformed".into(),
-            CallErrorKind::AnswerNotTaken(_) => "the answer could not be taken".into(),
-            CallErrorKind::Gone(..) => "it is gone".into(),
-            other => other.to_string(),
-        };
-        format!("calling {:?}: {what}", self.method)
-    }
-
     pub(crate) fn new(method: &str, kind: CallErrorKind, value: Option<Value>) -> Self {
         Self { method: method.to_owned(), kind: Box::new(kind), value: value.map(Box::new) }
     }

@@ -6,23 +6,28 @@ use std::fmt;
 use rung::Value;
 
 use crate::channel::Peer;
-use crate::error::{CallError, ConnectError};
+use crate::wire::Role;
 
 /// Why a handler gives no result; it becomes the caller's error, and the worker lives on.
 ///
-/// Made from any error, so that `?` works in handlers; or with a code that the caller can match. The caller hears
-/// the error's text and its causes': what is not for it does not belong there.
+/// Made from any error, so that `?` works in handlers; or with a code that the caller can match.
+///
+/// What a worker's handler fails with goes to its host as it is, with its causes. Of what a host's fails with by `?`, the
+/// worker hears that it did, and no more: the text of an error may be of files, or of another worker. What the worker is
+/// to hear is said with [`Self::new`].
 #[derive(Debug)]
 pub struct Failure {
     pub(crate) code: String,
     pub(crate) text: String,
+    /// Whether the text is some error's own.
+    is_inner: bool,
 }
 
 impl Failure {
     /// With a code of the application's own.
     #[must_use]
     pub fn new(code: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { code: code.into(), text: text.into() }
+        Self { code: code.into(), text: text.into(), is_inner: false }
     }
 
     /// There is no such method.
@@ -30,26 +35,27 @@ impl Failure {
     pub fn unknown_method(method: &str) -> Self {
         Self::new("unknown-method", format!("the worker has no method {method:?}"))
     }
+
+    /// As the peer of this side hears it.
+    pub(crate) fn told_by(mut self, role: Role) -> Self {
+        if self.is_inner && role == Role::Host {
+            tracing::warn!("the handler failed: {}", self.text);
+            self.text = "the handler failed".to_owned();
+        }
+        self
+    }
 }
 
 impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::new("handler-failed", heard(&*error.into()))
-    }
-}
-
-/// An error and its causes as whoever called may hear them: a third process's last words, and what was to be run,
-/// are not for it.
-fn heard(error: &(dyn std::error::Error + 'static)) -> String {
-    if let Some(call) = error.downcast_ref::<CallError>() {
-        return call.for_peer();
-    }
-    if let Some(connect) = error.downcast_ref::<ConnectError>() {
-        return connect.for_peer();
-    }
-    match error.source() {
-        Some(cause) => format!("{error}: {}", heard(cause)),
-        None => error.to_string(),
+        let error = error.into();
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text = format!("{text}: {cause}");
+            source = cause.source();
+        }
+        Self { code: "handler-failed".to_owned(), text, is_inner: true }
     }
 }
 

@@ -62,12 +62,11 @@ impl Ladder {
         Self { rungs }
     }
 
-    /// The same rungs, where nothing is taken from the peer that its owner could still write.
-    #[cfg_attr(
-        not(feature = "shm"),
-        expect(unused_mut, reason = "only shared memory can be written by its owner")
-    )]
+    /// The same rungs, where nothing is taken from the peer that its owner could still write: host memory sealed, and
+    /// device memory, which nothing can seal, through the host.
     pub(crate) fn sealed(mut self) -> Self {
+        let of_devices = [RungId::CUDA_IPC, RungId::CUDA_VMM, RungId::POOL_IPC];
+        self.rungs.retain(|rung| !of_devices.contains(&rung.id()));
         #[cfg(feature = "shm")]
         for rung in self.rungs.iter_mut().filter(|rung| rung.id() == RungId::SHM) {
             *rung = Arc::new(tier_shm::SealedShm);

@@ -662,7 +662,8 @@ impl Packer<'_> {
         let (path, bytes, time) =
             (LeafPath::of(path, &mut self.scratch), bytes as u64, time + share);
         let origin = carried.and_then(|carried| carried.origin);
-        let access = carried.map_or(Access::Own, |carried| carried.access);
+        let each = p.iter().filter_map(|tag| self.table.get(tag.s?));
+        let access = each.map(|carried| carried.access).max().unwrap_or(Access::Own);
         let leg = Leg { path, what, bytes, rung, over, copies, origin, access, declined, time };
         self.route.legs.push(leg);
         let tag = LoweredTag { r: form, m: meta, p };

@@ -186,7 +186,9 @@ impl fmt::Display for BelowRequired {
         }
         match what {
             What::Plain(_) => f.write_str(" (send bulk as tensors, or register a serializer)"),
-            _ if *copies > 0 => f.write_str(" (put it into shared memory first)"),
+            _ if *copies > 0 => f.write_str(
+                " (put it into shared memory first; for a peer that takes nothing else, sealed)",
+            ),
             _ => Ok(()),
         }
     }

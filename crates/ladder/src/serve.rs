@@ -126,7 +126,7 @@ impl Core {
     }
 
     fn fail(&self, id: u64, deadline: Option<Instant>, failure: Failure) -> Result<(), Ended> {
-        let Failure { code, text } = failure;
+        let Failure { code, text, .. } = failure.told_by(self.role);
         // What the peer would refuse to read must not cost us the channel.
         let code: String = code.chars().take(limits::ERROR_CODE / 4).collect();
         let message = Message::Error { id, code, text };

@@ -361,6 +361,8 @@ impl Reader<'_> {
     fn raise(&mut self, tag: LoweredTag, node: Node) -> Result<Value, Fault> {
         let LoweredTag { r, m, p } = tag;
         let entry = p.iter().find_map(|tag| tag.s);
+        let each = p.iter().filter_map(|tag| self.table.get(tag.s?));
+        let access = each.map(|entry| entry.storage.memory().access()).max();
         let as_tensor = m.as_json() == "null" && p.len() == 1;
         let views = p.into_iter().map(|tag| self.tensor(tag)).collect::<Result<Vec<_>, _>>()?;
         let bytes: usize = views.iter().map(Tensor::byte_count).fold(0, usize::saturating_add);
@@ -374,6 +376,9 @@ impl Reader<'_> {
         let what = What::of(&value);
         let copied = matches!(what, What::Plain(_));
         self.arrived(node, what, bytes, entry, u8::from(copied));
+        if let Some((_, leg)) = self.arrivals.last_mut() {
+            leg.access = access.unwrap_or(Access::Own);
+        }
         if let Some((_, leg)) = self.arrivals.last_mut().filter(|_| !as_tensor) {
             leg.over = entry.is_some().then(|| leg.rung.clone());
             leg.rung = r;

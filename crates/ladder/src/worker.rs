@@ -108,7 +108,9 @@ pub enum Untrusted {
     /// Cheapest where most of it is forwarded, or looked at once.
     CopiedOut,
     /// It is not taken: the peer seals for good whatever it sends, in a fresh block each, and everything can be looked
-    /// at in place. Where nothing can be sealed (Windows, macOS), shared memory is not offered then.
+    /// at in place. Nothing seals a device's memory, so its rungs are left off, and it goes through the host. Where
+    /// nothing at all can be sealed (Windows, macOS), shared memory is not offered then. A carrier of your own is yours
+    /// to hold to this; one that calls itself `shm` is replaced.
     Sealed,
 }
 

@@ -84,7 +84,15 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
         &self,
         piece: &mut dyn FnMut(&[u8]) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
-        let mut copy = vec![0; self.len().min(1 << 20)];
+        // It may be for want of memory that nothing is borrowed.
+        let mut copy = Vec::new();
+        let reserved = [1 << 20, 64 << 10].iter().any(|&most| {
+            let window = self.len().min(most);
+            copy.try_reserve_exact(window).map(|()| copy.resize(window, 0)).is_ok()
+        });
+        if !reserved {
+            return Err(Reason::NoMemory.into());
+        }
         let mut at = 0;
         while at < self.len() {
             let some = copy.len().min(self.len() - at);
@@ -130,14 +138,17 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
 ///
 /// assert_eq!(Storage::from_vec(vec![1u8]).memory().access(), Access::Own);
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+///
+/// In this order: of several, the last is what holds for all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Access {
-    /// Nobody else has it: it is in the message, or a copy of this process's.
+    /// Nobody else can write it: it is in the message, a copy of this process's, or what this process lent itself.
     Own,
     /// It is sealed for good: nobody can write it, and whoever has it looks at it in place.
     Sealed,
-    /// Its owner could write it: whoever trusts the owner looks at it in place.
+    /// Its owner could write it: whoever trusts the owner looks at it in place. All memory of devices, which nothing can
+    /// seal.
     Lent,
     /// Its owner could write it and is not trusted here: looking at it copies it out first.
     CopiedOut,

@@ -135,6 +135,10 @@ impl Memory for OwnMemory {
         true
     }
 
+    fn access(&self) -> Access {
+        Access::Own
+    }
+
     fn is_shared(&self) -> bool {
         true
     }

@@ -41,7 +41,9 @@ fn nest(argument: Value, peer: &Peer) -> Result<Value, Failure> {
         ("trace", Value::from(format!("{trace}/{level}"))),
         ("load", load),
     ]);
-    Ok(peer.call("nest", next)?.into_value())
+    // Said on purpose: what a host's handler fails with by `?` is not told to its worker.
+    let nested = peer.call("nest", next).map_err(|error| Failure::new("nested", text(error)))?;
+    Ok(nested.into_value())
 }
 
 fn methods() -> Methods {

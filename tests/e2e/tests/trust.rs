@@ -250,6 +250,7 @@ fn nothing_that_a_peer_hears_is_of_this_process() -> Outcome {
             let worker = Worker::spawn(command)?;
             Ok(worker.call("die", Value::Null)?.into_value())
         })
+        .on("say", |_| Err::<Value, _>(Failure::new("no", "said on purpose")))
         .on("start nothing", |_| {
             Worker::spawn(Command::new(SECRET))?;
             Ok(Value::Null)
@@ -260,7 +261,8 @@ fn nothing_that_a_peer_hears_is_of_this_process() -> Outcome {
     let reply = worker.call("heard", Value::Null).map_err(text)?;
     let heard = reply.value().as_str().ok_or("no text")?.to_owned();
     // It heard of all that went wrong, and of nothing else.
-    for what in ["NoDriver", "a system call failed", "panicked", "is gone", "could not be started"]
+    for what in
+        ["NoDriver", "a system call failed", "panicked", "the handler failed", "said on purpose"]
     {
         check(heard.contains(what), (what, &heard))?;
     }
@@ -282,7 +284,7 @@ fn heard(host: &Peer) -> String {
             );
         }
     }
-    for method in ["panic", "ask another", "start nothing"] {
+    for method in ["panic", "ask another", "start nothing", "say"] {
         heard += &format!("{:?}; ", host.call(method, Value::Null).map_err(text));
     }
     heard
