@@ -144,6 +144,8 @@ fn the_route_tells_the_policies_apart() -> Outcome {
             let received = reply.received();
             let leg = received.at("$").ok_or("no leg")?;
             check(leg.access == access && leg.copies == copies, leg)?;
+            // At the first attempt: nothing that is not taken was sent.
+            check(leg.declined.is_empty(), leg)?;
             let tensor = reply.value().as_tensor().unwrap();
             check(tensor.as_slice::<u8>().is_ok() == in_place, leg)?;
             check(tensor.to_vec::<u8>().map_err(text)? == vec![5; 1 << 16], "other bytes")?;

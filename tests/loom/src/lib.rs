@@ -75,6 +75,21 @@ fn who_has_it_last_hears_what_the_others_said() {
     });
 }
 
+/// One word is enough.
+#[test]
+fn one_who_goes_on_looking_is_enough() {
+    for say in [Marks::expose, Marks::retire] {
+        loom::model(move || {
+            let (block, came) = block();
+            let other = Arc::clone(&block);
+            let says = thread::spawn(move || say(&other.marks));
+            drop(block);
+            says.join().unwrap();
+            assert!(!came.recv().unwrap(), "it was handed on");
+        });
+    }
+}
+
 /// Of a block that nobody said anything of, the last who lets go writes: nobody looks at it any more.
 #[test]
 fn nobody_looks_at_what_is_handed_on() {
