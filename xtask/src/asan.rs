@@ -40,6 +40,6 @@ pub(crate) fn run(root: &Path, only: Option<&str>) -> Result<(), Error> {
     cargo.args(OTHERWISE.iter().flat_map(|trial| ["--skip", *trial]));
     // The stand-in of the driver is a library of its own, and finds the sanitizer in whoever loads it.
     cargo.env("RUSTFLAGS", "-Zsanitizer=address -Cdebuginfo=1 -Clink-arg=-Wl,--export-dynamic");
-    cargo.env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1:abort_on_error=1");
+    cargo.env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1:abort_on_error=1:allocator_may_return_null=1");
     succeed(&mut cargo)
 }
