@@ -71,14 +71,14 @@ fn nonce() -> Result<String, Refusal> {
     if *process == std::process::id() { Ok(drawn.clone()) } else { Err(Reason::Forked.into()) }
 }
 
-/// The pid namespace, and the boot that it belongs to.
-fn namespace() -> Result<String, Refusal> {
+/// The pid namespace, and the boot that it belongs to; for a process that drew this name.
+fn namespace(nonce: &str) -> String {
     let pid = std::fs::read_link("/proc/self/ns/pid");
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     match (pid, boot) {
-        (Ok(pid), Ok(boot)) => Ok(format!("{} {}", pid.display(), boot.trim())),
+        (Ok(pid), Ok(boot)) => format!("{} {}", pid.display(), boot.trim()),
         // What is not known is nobody else's.
-        _ => Ok(format!("unknown {}", nonce()?)),
+        _ => format!("unknown {nonce}"),
     }
 }
 
@@ -113,7 +113,8 @@ pub fn expect_linux() -> Result<(), Refusal> {
 /// [`Reason::Forked`] in a fork of the process that first asked, [`Reason::System`] without random bytes.
 pub fn make(rung: RungId, devices: Vec<(Device, bool)>) -> Result<Offer, Refusal> {
     let d = devices.into_iter().map(|(device, events)| (device.to_string(), events)).collect();
-    let said = Said { v: FORMAT, n: nonce()?, s: namespace()?, m: mount(), d };
+    let n = nonce()?;
+    let said = Said { v: FORMAT, s: namespace(&n), n, m: mount(), d };
     Ok(Offer { rung, meta: Meta::write(&said)?, handles: Vec::new() })
 }
 

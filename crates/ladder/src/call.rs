@@ -73,7 +73,7 @@ impl Peer {
                     NotReady::Unsendable(unsendable) => CallErrorKind::Unsendable(unsendable),
                     NotReady::Ended(ended) => self.gone(ended),
                 })?;
-                reached_of(call.is_canary(), "call-packed");
+                reached_of(|| call.is_canary(), "call-packed");
                 let rank = |rung: &_| core.sessions.rank(rung);
                 if let Err(below) = call.require.check(&packing.route, rank) {
                     undo(packing, &core.sessions);
@@ -123,11 +123,11 @@ impl Peer {
                 Ok((attempt, parcels, json, mut handles)) => {
                     // Whoever answers has what it was asked.
                     drop(value.take());
-                    reached_of(call.is_canary(), "answer-received");
+                    reached_of(|| call.is_canary(), "answer-received");
                     let of = (Of::Return, id, attempt);
                     match core.take(of, parcels, &mut handles, &json, deadline) {
                         Ok(read) => {
-                            reached_of(call.is_canary(), "answer-imported");
+                            reached_of(|| call.is_canary(), "answer-imported");
                             let mut read = read.map_err(CallErrorKind::Malformed)?;
                             if !call.is_canary() {
                                 core.counters.received(read.legs());
@@ -172,7 +172,7 @@ impl Peer {
         let message = Message::Call { id, attempt, root: nested, method, parcels, value };
         match core.send(&message, handles, deadline) {
             Ok(()) => {
-                reached_of(call.is_canary(), "call-sent");
+                reached_of(|| call.is_canary(), "call-sent");
                 if !call.is_canary() {
                     core.count_sent(&route);
                 }

@@ -703,7 +703,7 @@ impl Core {
             other => NotYet::Ended(other.into()),
         })?;
         if !frame.handles.is_empty() {
-            reached_of(!self.proven.load(Ordering::Relaxed), "descriptors-received");
+            reached_of(|| !self.proven.load(Ordering::Relaxed), "descriptors-received");
         }
         let broken = |fault| {
             self.link.close();
@@ -712,7 +712,7 @@ impl Core {
         let (message, riders) = wire::decode(&frame.json).map_err(broken)?;
         let Riders { receipts, accepted, notices } = riders;
         if !accepted.is_empty() {
-            reached_of(!self.proven.load(Ordering::Relaxed), "accept-received");
+            reached_of(|| !self.proven.load(Ordering::Relaxed), "accept-received");
         }
         for (rung, notice) in notices {
             match self.sessions.carrier(&rung) {
@@ -731,7 +731,7 @@ impl Core {
         let mut of_receipts = handles.split_off(parcels.min(handles.len()));
         let mut ended = Vec::new();
         for wire in receipts {
-            reached_of(!self.proven.load(Ordering::Relaxed), "receipt-received");
+            reached_of(|| !self.proven.load(Ordering::Relaxed), "receipt-received");
             let receipt = Receipt::join(wire, &mut of_receipts).map_err(broken)?;
             let owner = self.keeper.release(&receipt.rung, receipt.lease);
             if owner.is_none() {

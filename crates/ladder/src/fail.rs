@@ -46,14 +46,16 @@ pub const ALL: &[&str] = &[
 /// This thread is at a point.
 #[cfg(all(feature = "failpoints", debug_assertions))]
 pub(crate) fn reached(point: &str) {
-    reached_of(false, point);
+    reached_of(|| false, point);
 }
 
-/// This thread is at a point of a call, perhaps of the channel's own.
+/// This thread is at a point of a call, perhaps of the channel's own: asked only where there are such points.
 #[cfg(all(feature = "failpoints", debug_assertions))]
-pub(crate) fn reached_of(own: bool, point: &str) {
+pub(crate) fn reached_of(own: impl FnOnce() -> bool, point: &str) {
     use std::sync::LazyLock;
     use std::sync::atomic::{AtomicU64, Ordering};
+
+    let own = own();
 
     /// The point, how often it was reached before, and what happens there.
     static ARMED: LazyLock<Option<(String, u64, String)>> = LazyLock::new(|| {
@@ -96,4 +98,4 @@ pub(crate) fn reached(_point: &str) {}
 /// Nothing.
 #[cfg(not(all(feature = "failpoints", debug_assertions)))]
 #[inline(always)]
-pub(crate) fn reached_of(_own: bool, _point: &str) {}
+pub(crate) fn reached_of(_own: impl FnOnce() -> bool, _point: &str) {}

@@ -102,10 +102,8 @@ impl Listener {
             other => ConnectError::Ended(other.into(), None),
         })?;
         let options = self.options.clone();
-        let (ladder, trust) = match self.untrusted {
-            None => (self.ladder.clone(), self.trust.clone()),
-            Some(untrusted) => (untrusted.on(self.ladder.clone()), Trust::none()),
-        };
+        let (ladder, trust) =
+            Untrusted::terms(self.untrusted, self.ladder.clone(), || self.trust.clone());
         let core = greet(link, Role::Host, &ladder, &trust, options, None)?;
         Ok(Unproven::new(core, None))
     }

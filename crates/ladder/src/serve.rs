@@ -49,13 +49,13 @@ impl Core {
     ) -> Result<(), Ended> {
         match work {
             Work::Call(mut call) => {
-                reached_of(own::is_own(&call.method), "call-received");
+                reached_of(|| own::is_own(&call.method), "call-received");
                 let (id, attempt) = (call.id, call.attempt);
                 let parcels = std::mem::take(&mut call.parcels);
                 let (of, json) = ((Of::Call, id, attempt), std::mem::take(&mut call.value));
                 match self.take(of, parcels, &mut call.handles, &json, deadline) {
                     Ok(read) => {
-                        reached_of(own::is_own(&call.method), "accept-sent");
+                        reached_of(|| own::is_own(&call.method), "accept-sent");
                         self.answer(&call, read, deadline)
                     }
                     Err(TakeError::Refused(..) | TakeError::Deadline) => Ok(()),
@@ -182,7 +182,7 @@ impl Core {
                 return fail("over-bound", "there was no room for the answer in time".into());
             }
         };
-        reached_of(is_canary, "answer-packed");
+        reached_of(|| is_canary, "answer-packed");
         tries.note(&mut packing);
         let Packing { value: json, parcels, handles, route, .. } = packing;
         let has_storages = !parcels.is_empty();
@@ -204,7 +204,7 @@ impl Core {
         match self.send(&message, handles, deadline) {
             // The caller gets the rest, so the leases are out.
             Ok(()) | Err(NotSent::Begun) => {
-                reached_of(is_canary, "answer-sent");
+                reached_of(|| is_canary, "answer-sent");
                 if !is_canary {
                     self.count_sent(&route);
                 }

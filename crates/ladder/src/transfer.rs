@@ -49,7 +49,7 @@ impl Core {
         let taken = unpack::import(&self.sessions, &self.returns, parcels, handles);
         let taken = taken.and_then(|table| {
             if of == Of::Call {
-                reached_of(is_own_id(id), "call-imported");
+                reached_of(|| is_own_id(id), "call-imported");
             }
             match unpack::read(json, &table, &self.sessions) {
                 Ok(read) => Ok(Ok(read)),

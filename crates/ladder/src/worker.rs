@@ -115,10 +115,16 @@ pub enum Untrusted {
 }
 
 impl Untrusted {
-    pub(crate) fn on(self, ladder: Ladder) -> Ladder {
-        match self {
-            Self::CopiedOut => ladder,
-            Self::Sealed => ladder.sealed(),
+    /// The rungs and the trust for a peer of whom this is said, or nothing: then it is trusted as it is otherwise.
+    pub(crate) fn terms(
+        untrusted: Option<Self>,
+        ladder: Ladder,
+        trust: impl FnOnce() -> Trust,
+    ) -> (Ladder, Trust) {
+        match untrusted {
+            None => (ladder, trust()),
+            Some(Self::CopiedOut) => (ladder, Trust::none()),
+            Some(Self::Sealed) => (ladder.sealed(), Trust::none()),
         }
     }
 }
@@ -243,13 +249,9 @@ impl WorkerBuilder {
         #[cfg(not(feature = "pool-ipc"))]
         let ladder = self.ladder;
         let process = Arc::new(process);
-        let (ladder, trust) = match self.untrusted {
-            None => {
-                let known = || PeerTrust::same_executable(process.pid()).ok();
-                (ladder, self.trust.or_else(known).map_or(Trust::none(), Trust::carrying))
-            }
-            Some(untrusted) => (untrusted.on(ladder), Trust::none()),
-        };
+        let known = || PeerTrust::same_executable(process.pid()).ok();
+        let trust = || self.trust.or_else(known).map_or(Trust::none(), Trust::carrying);
+        let (ladder, trust) = Untrusted::terms(self.untrusted, ladder, trust);
         let core = greet(link, Role::Host, &ladder, &trust, self.options, Some(process))?;
         Ok(Unproven::new(core, self.handler))
     }

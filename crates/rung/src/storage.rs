@@ -12,6 +12,7 @@ use crate::device::Device;
 use crate::dtype::Element;
 use crate::parcel::{LeaseId, RungId};
 use crate::reason::{Reason, Refusal};
+use crate::tensor::zeroed;
 
 /// A block of memory, wherever it is: what a [`Storage`] owns.
 ///
@@ -85,14 +86,8 @@ pub trait Memory: Any + fmt::Debug + Send + Sync {
         piece: &mut dyn FnMut(&[u8]) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         // It may be for want of memory that nothing is borrowed.
-        let mut copy = Vec::new();
-        let reserved = [1 << 20, 64 << 10].iter().any(|&most| {
-            let window = self.len().min(most);
-            copy.try_reserve_exact(window).map(|()| copy.resize(window, 0)).is_ok()
-        });
-        if !reserved {
-            return Err(Reason::NoMemory.into());
-        }
+        let window = |most| zeroed::<u8>(self.len().min(most));
+        let mut copy = window(1 << 20).or_else(|_| window(64 << 10))?;
         let mut at = 0;
         while at < self.len() {
             let some = copy.len().min(self.len() - at);
@@ -332,9 +327,7 @@ impl Storage {
                 if range.end > self.len() || range.start > range.end {
                     return Err(Reason::OutOfBounds.into());
                 }
-                let mut copy = Vec::new();
-                copy.try_reserve_exact(range.len()).map_err(|_| Reason::NoMemory)?;
-                copy.resize(range.len(), 0);
+                let mut copy = zeroed::<u8>(range.len())?;
                 self.memory.read_at(range.start, &mut copy)?;
                 Ok(Cow::Owned(copy))
             }

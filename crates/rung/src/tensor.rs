@@ -457,7 +457,7 @@ impl Tensor {
 
 /// Memory for a copy. What a tensor's elements come to is for whoever made its strides to say: a
 /// broadcast view of two bytes may be terabytes, which is a refusal and not an abort.
-fn zeroed<T: Zeroable + Clone>(count: usize) -> Result<Vec<T>, Refusal> {
+pub(crate) fn zeroed<T: Zeroable + Clone>(count: usize) -> Result<Vec<T>, Refusal> {
     let mut elements = Vec::new();
     elements.try_reserve_exact(count).map_err(|_| {
         let bytes = count.saturating_mul(size_of::<T>());

@@ -240,15 +240,13 @@ impl Carrier for ShmCarrier {
         if !device.is_host() {
             return Err(Refusal::new(Reason::DeviceMemory, device.to_string()));
         }
-        if self.only_sealed.there {
-            let mut contents = vec![0; len];
-            fill(&mut contents);
-            let block = Arc::new(Sealed::copy_from(&contents)?);
-            return Ok(Storage::new(SealedMemory { block, len, once: false }));
-        }
         let mut draft = Draft::new(len)?;
         fill(draft.bytes_mut());
-        Ok(Storage::new(LentMemory(draft.share()?)))
+        Ok(if self.only_sealed.there {
+            Storage::new(SealedMemory::of(draft)?)
+        } else {
+            Storage::new(LentMemory(draft.share()?))
+        })
     }
 
     fn import(&self, parcel: Parcel) -> Result<Storage, Fault> {

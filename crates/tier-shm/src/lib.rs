@@ -74,48 +74,36 @@ pub use tensor::{TensorMut, release, seal_copy, share};
 use rung::{Meta, Offer, Reason, Refusal, Rung, RungId, Session, Trust};
 use serde::{Deserialize, Serialize};
 
+use carrier::{OnlySealed, ShmCarrier};
+
 /// The version of what parcels hold.
 const FORMAT: u32 = 2;
 
-/// What a side offers: a version, and what it takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-enum Terms {
-    /// Any block.
-    Any(u32),
-    /// Only what is sealed for good.
-    Sealed {
-        /// The version.
-        v: u32,
-        /// Whether it is so.
-        s: bool,
-    },
+/// What a side offers that takes only what is sealed for good; whoever takes any block offers the version alone.
+#[derive(Debug, Serialize, Deserialize)]
+struct SealedTerms {
+    /// The version.
+    v: u32,
+    /// Whether it is so.
+    s: bool,
 }
 
-impl Terms {
-    fn offer(self) -> Result<Offer, Refusal> {
-        // To see that this process can.
-        segment::Draft::new(1)?.share()?;
-        Ok(Offer { rung: RungId::SHM, meta: Meta::write(&self)?, handles: Vec::new() })
+/// Whether the side that offers this takes only what is sealed for good.
+fn only_sealed(offer: &Offer) -> Result<bool, Refusal> {
+    match offer.meta.read() {
+        Ok(SealedTerms { v: FORMAT, s }) => Ok(s),
+        _ => offer.expect_version("format", FORMAT).map(|()| false),
     }
+}
 
-    /// Whether the side that offers this takes only what is sealed for good.
-    fn only_sealed(offer: &Offer) -> Result<bool, Refusal> {
-        match offer.meta.read()? {
-            Self::Any(FORMAT) => Ok(false),
-            Self::Sealed { v: FORMAT, s } => Ok(s),
-            _ => Err(offer
-                .expect_version("format", FORMAT)
-                .err()
-                .unwrap_or(Reason::NotOffered.into())),
-        }
-    }
+/// To see that this process can.
+fn try_it() -> Result<(), Refusal> {
+    segment::Draft::new(1)?.share().map(drop)
 }
 
 fn open(mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {
-    let takes =
-        carrier::OnlySealed { here: Terms::only_sealed(mine)?, there: Terms::only_sealed(peer)? };
-    Ok(Session::Carrier(Box::new(carrier::ShmCarrier::new(trust, takes))))
+    let only_sealed = OnlySealed { here: only_sealed(mine)?, there: only_sealed(peer)? };
+    Ok(Session::Carrier(Box::new(ShmCarrier::new(trust, only_sealed))))
 }
 
 /// The rung.
@@ -129,7 +117,8 @@ impl Rung for Shm {
 
     /// Makes a segment and seals it, to see that this process can.
     fn probe(&self) -> Result<Offer, Refusal> {
-        Terms::Any(FORMAT).offer()
+        try_it()?;
+        Ok(Offer::of_version(self.id(), FORMAT)?)
     }
 
     fn open(&self, mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {
@@ -159,7 +148,9 @@ impl Rung for SealedShm {
         if !cfg!(target_os = "linux") {
             return Err(Refusal::new(Reason::Platform, "memory cannot be sealed here"));
         }
-        Terms::Sealed { v: FORMAT, s: true }.offer()
+        try_it()?;
+        let meta = Meta::write(&SealedTerms { v: FORMAT, s: true })?;
+        Ok(Offer { rung: self.id(), meta, handles: Vec::new() })
     }
 
     fn open(&self, mine: &Offer, peer: &Offer, trust: Trust) -> Result<Session, Refusal> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use rung::{Access, Handle, Memory, Reason, Refusal, Storage, Trust};
-use segment::{BlockId, Foreign, PeerTrust, Sealed, Shared};
+use segment::{BlockId, Draft, Foreign, PeerTrust, Sealed, Shared};
 
 use crate::session::{Import, Session};
 
@@ -17,6 +17,16 @@ pub(crate) struct SealedMemory {
     pub(crate) len: usize,
     /// Whether it came to be used once: it is not worth keeping further on either.
     pub(crate) once: bool,
+}
+
+impl SealedMemory {
+    /// The contents of a draft, closed for ever; copied, where the block was shared before and cannot be closed.
+    pub(crate) fn of(draft: Draft) -> Result<Self, Refusal> {
+        let len = draft.len();
+        let block =
+            if draft.was_shared() { Sealed::copy_from(draft.bytes())? } else { draft.seal()? };
+        Ok(Self { block: Arc::new(block), len, once: false })
+    }
 }
 
 impl Memory for SealedMemory {

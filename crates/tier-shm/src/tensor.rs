@@ -141,15 +141,7 @@ impl TensorMut {
     pub fn seal(self) -> Result<Tensor, Refusal> {
         let Self { block, dtype, shape } = self;
         let storage = match block {
-            Some(draft) => {
-                let len = draft.len();
-                let block = if draft.was_shared() {
-                    Sealed::copy_from(draft.bytes())?
-                } else {
-                    draft.seal()?
-                };
-                Storage::new(SealedMemory { block: Arc::new(block), len, once: false })
-            }
+            Some(draft) => Storage::new(SealedMemory::of(draft)?),
             None => Storage::from_bytes(Vec::new()),
         };
         Tensor::contiguous(Arc::new(storage), dtype, &shape)

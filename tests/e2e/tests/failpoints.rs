@@ -168,15 +168,7 @@ fn host() -> Outcome<String> {
         }
         end
     };
-    let started = Instant::now();
-    let mut now = census(&topic);
-    while now != before {
-        if started.elapsed() > SETTLED {
-            return Err(format!("left behind: before {before:?}, after {now:?}"));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-        now = census(&topic);
-    }
+    before.settle_within(SETTLED, || census(&topic))?;
     Ok(end)
 }
 
@@ -255,6 +247,18 @@ fn alive(cycle: &str) -> Vec<String> {
     processes.filter(ours).map(|process| process.path().display().to_string()).collect()
 }
 
+/// Waits until no process of a cycle is alive.
+fn all_end(cycle: &str, limit: Duration) -> Outcome {
+    let started = Instant::now();
+    while !alive(cycle).is_empty() {
+        if started.elapsed() > limit {
+            return Err(format!("{:?} is still there", alive(cycle)));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
 /// Waits until the host has exited or was stopped.
 fn exited_or_stopped(host: &mut Child) -> Outcome<Option<std::process::ExitStatus>> {
     let pid = Pid::from_child(host);
@@ -296,14 +300,8 @@ impl Cycle {
         }
         let says = host.stderr.take().map(std::io::read_to_string);
         let says = says.and_then(Result::ok).unwrap_or_default();
-        let started = Instant::now();
         // A worker whose host is gone may be in the middle of work for two seconds.
-        while !alive(&name).is_empty() {
-            if started.elapsed() > SETTLED * 2 {
-                return Err(format!("{self:?}: {:?} is still there", alive(&name)));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        all_end(&name, SETTLED * 2).map_err(|error| format!("{self:?}: {error}"))?;
         // The armed side did end there, so the point was reached; the other came to an orderly end.
         let signal = status.and_then(|status| status.signal());
         let code = status.and_then(|status| status.code());
@@ -331,9 +329,18 @@ fn shared_memory() -> u64 {
     line.split_ascii_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(0)
 }
 
+/// Whatever was done, this process holds what it held, and the machine's shared memory is free again.
+fn leaves_nothing(what: impl FnOnce() -> Outcome) -> Outcome {
+    let (before, shmem) = (Census::take(), shared_memory());
+    what()?;
+    before.settle()?;
+    let left = shared_memory().saturating_sub(shmem);
+    // In KiB; other programs of the machine have shared memory too.
+    if left > 4096 { Err(format!("{left} KiB of shared memory left behind")) } else { Ok(()) }
+}
+
 /// Every point in each of these manners, on one side, with one topic.
 fn every_point(topic: &'static str, side: &'static str, actions: &[&str]) -> Outcome {
-    let (before, shmem) = (Census::take(), shared_memory());
     // Of a host that forwards, the call that does: the first has the value made.
     let second = ["call-packed", "call-sent", "answer-received", "answer-imported"];
     let nth = |point: &str| match (topic, side) {
@@ -362,19 +369,12 @@ fn every_point(topic: &'static str, side: &'static str, actions: &[&str]) -> Out
         }
     });
     let wrong = wrong.into_inner().unwrap_or_default();
-    if !wrong.is_empty() {
-        return Err(wrong.join("\n"));
-    }
-    before.settle()?;
-    let left = shared_memory().saturating_sub(shmem);
-    // In KiB; other programs of the machine have shared memory too.
-    if left > 4096 { Err(format!("{left} KiB of shared memory left behind")) } else { Ok(()) }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
 /// Host and workers are killed at the same time, in the middle of a conversation: nobody is left to tidy up, and nothing
 /// is left.
 fn killed_together() -> Outcome {
-    let (before, shmem) = (Census::take(), shared_memory());
     for turn in 0..20u64 {
         let name = format!("{}-together-{turn}", std::process::id());
         let this = std::env::current_exe().map_err(text)?;
@@ -392,17 +392,9 @@ fn killed_together() -> Outcome {
             }
         }
         host.wait().map_err(text)?;
-        let started = Instant::now();
-        while !alive(&name).is_empty() {
-            if started.elapsed() > SETTLED {
-                return Err(format!("{:?} is still there", alive(&name)));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        all_end(&name, SETTLED)?;
     }
-    before.settle()?;
-    let left = shared_memory().saturating_sub(shmem);
-    if left > 4096 { Err(format!("{left} KiB of shared memory left behind")) } else { Ok(()) }
+    Ok(())
 }
 
 fn main() -> ExitCode {
@@ -412,29 +404,22 @@ fn main() -> ExitCode {
         }
         const ALL: &[&str] = &["kill", "abort", "exit", "stop", "delay:30"];
         const SOME: &[&str] = &["kill", "stop"];
+        let ends = |name: &str, topic, side, actions| {
+            trial(name, move || leaves_nothing(|| every_point(topic, side, actions)))
+        };
         run_serially(vec![
-            trial("a_worker_that_ends_anywhere_takes_nothing_along", || {
-                every_point("plain", "worker", ALL)
+            ends("a_worker_that_ends_anywhere_takes_nothing_along", "plain", "worker", ALL),
+            ends("a_host_that_ends_anywhere_leaves_nothing_behind", "plain", "host", ALL),
+            ends("a_worker_that_ends_over_device_memory", "device", "worker", SOME),
+            ends("a_host_that_ends_over_device_memory", "device", "host", SOME),
+            ends("a_worker_that_ends_over_memory_of_pools", "pool", "worker", SOME),
+            ends("a_host_that_ends_over_memory_of_pools", "pool", "host", SOME),
+            ends("a_worker_that_ends_while_it_is_forwarded_to", "forward", "worker", SOME),
+            ends("a_worker_that_ends_while_its_memory_is_forwarded", "forward", "lender", SOME),
+            trial("host_and_workers_killed_together_leave_nothing", || {
+                leaves_nothing(killed_together)
             }),
-            trial("a_host_that_ends_anywhere_leaves_nothing_behind", || {
-                every_point("plain", "host", ALL)
-            }),
-            trial("a_worker_that_ends_over_device_memory", || {
-                every_point("device", "worker", SOME)
-            }),
-            trial("a_host_that_ends_over_device_memory", || every_point("device", "host", SOME)),
-            trial("a_worker_that_ends_over_memory_of_pools", || {
-                every_point("pool", "worker", SOME)
-            }),
-            trial("a_host_that_ends_over_memory_of_pools", || every_point("pool", "host", SOME)),
-            trial("a_worker_that_ends_while_it_is_forwarded_to", || {
-                every_point("forward", "worker", SOME)
-            }),
-            trial("a_worker_that_ends_while_its_memory_is_forwarded", || {
-                every_point("forward", "lender", SOME)
-            }),
-            trial("host_and_workers_killed_together_leave_nothing", killed_together),
-            trial("a_host_that_ends_while_it_forwards", || every_point("forward", "host", SOME)),
+            ends("a_host_that_ends_while_it_forwards", "forward", "host", SOME),
         ])
     })
 }

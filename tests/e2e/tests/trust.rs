@@ -30,11 +30,14 @@ fn check(holds: bool, what: impl std::fmt::Debug) -> Outcome {
     if holds { Ok(()) } else { Err(format!("{what:?}")) }
 }
 
+fn interpreter() -> String {
+    std::env::var("LADDER_PYTHON").unwrap_or_else(|_| "python3".into())
+}
+
 /// A worker in Python that behaves in a manner.
 fn python(kind: &str, builder: WorkerBuilder) -> Outcome<Worker> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/peer.py");
-    let python = std::env::var("LADDER_PYTHON").unwrap_or_else(|_| "python3".into());
-    let command = Command::new(python).arg(script).arg(kind).grace(Duration::ZERO);
+    let command = Command::new(interpreter()).arg(script).arg(kind).grace(Duration::ZERO);
     builder.spawn(command).map_err(text)
 }
 
@@ -95,11 +98,9 @@ fn what_its_owner_still_writes_is_copied_out() -> Outcome {
     check(is_refused_in_place(tensor), tensor)?;
     let received = reply.received();
     check(received.at("$").is_some_and(|leg| leg.access == Access::CopiedOut), &received)?;
-    // What was copied out is this process's own, whatever the peer goes on doing.
+    // What was copied out is this process's own, of whatever was there meanwhile.
     let mine = tensor.to_vec::<u8>().map_err(text)?;
-    let digest: Vec<u8> = mine.clone();
-    std::thread::sleep(Duration::from_millis(20));
-    check(mine == digest && mine.iter().all(|byte| matches!(byte, 1 | 2)), &mine[..8])
+    check(mine.iter().all(|byte| matches!(byte, 1 | 2)), &mine[..8])
 }
 
 /// A peer has the descriptors of what it is lent, and of what it lent: it can neither change nor take away any of it.
@@ -396,8 +397,7 @@ fn main() -> ExitCode {
 /// Whether the script can be run; what needs it is ignored otherwise, and `cargo xtask test-env` fails.
 fn has_python() -> bool {
     static HAS: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
-        let python = std::env::var("LADDER_PYTHON").unwrap_or_else(|_| "python3".into());
-        std::process::Command::new(python)
+        std::process::Command::new(interpreter())
             .arg("--version")
             .output()
             .is_ok_and(|output| output.status.success())

@@ -37,9 +37,18 @@ impl Census {
     ///
     /// The difference, once 5 seconds have passed.
     pub fn settle(&self) -> Result<(), String> {
-        let end = Instant::now() + Duration::from_secs(5);
+        self.settle_within(Duration::from_secs(5), Self::take)
+    }
+
+    /// As [`settle`](Self::settle), within another time, of counts that are taken in another way.
+    ///
+    /// # Errors
+    ///
+    /// The difference, once the time has passed.
+    pub fn settle_within(&self, limit: Duration, take: impl Fn() -> Self) -> Result<(), String> {
+        let end = Instant::now() + limit;
         loop {
-            let now = Self::take();
+            let now = take();
             if now == *self {
                 return Ok(());
             }

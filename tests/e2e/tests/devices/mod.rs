@@ -277,6 +277,17 @@ fn a_host_only_session_makes_no_context() -> Outcome {
     check(unproven && proofs.len() == cuda::driver().map_err(text)?.devices().len(), &proofs)
 }
 
+/// What is read of memory whose owner is no more: what was in it, or that its owner is gone, as either may be.
+fn is_whole_or_gone(kind: &str, tensor: &Tensor, may_live: bool, may_be_gone: bool) -> Outcome {
+    match tensor.to_bytes() {
+        Ok(bytes) if may_live => check(bytes == pattern(100_000, 3), kind),
+        Err(refusal) if may_be_gone => {
+            check(refusal.reason() == Reason::OwnerGone, (kind, refusal))
+        }
+        other => Err(format!("{kind}: {:?}", other.map(|bytes| bytes.len()))),
+    }
+}
+
 /// Its owner dies: memory of the older kind is an error from then on, shareable memory stays.
 fn the_owner_is_killed_while_its_memory_is_held() -> Outcome {
     for (kind, survives) in [("plain", false), ("shareable", true), ("stream ordered", true)] {
@@ -290,13 +301,7 @@ fn the_owner_is_killed_while_its_memory_is_held() -> Outcome {
         drop(worker);
         // Twice: of an owner that is gone nothing is waited for.
         let _ = tensor.to_bytes();
-        match tensor.to_bytes() {
-            Ok(bytes) if survives => check(bytes == pattern(100_000, 3), kind)?,
-            Err(refusal) if !survives => {
-                check(refusal.reason() == Reason::OwnerGone, (kind, refusal))?;
-            }
-            other => return Err(format!("{kind}: {:?}", other.map(|bytes| bytes.len()))),
-        }
+        is_whole_or_gone(kind, &tensor, survives, !survives)?;
         drop(context);
     }
     Ok(())
@@ -313,13 +318,7 @@ fn the_owner_ends_while_its_memory_is_held() -> Outcome {
         check(exit.status.success(), &exit)?;
         // What it had copied for the way it may not have done yet.
         let staged = kind == "stream ordered";
-        match tensor.to_bytes() {
-            Ok(bytes) if survives => check(bytes == pattern(100_000, 3), kind)?,
-            Err(refusal) if !survives || staged => {
-                check(refusal.reason() == Reason::OwnerGone, (kind, refusal))?;
-            }
-            other => return Err(format!("{kind}: {:?}", other.map(|bytes| bytes.len()))),
-        }
+        is_whole_or_gone(kind, &tensor, survives, !survives || staged)?;
         drop(context);
     }
     Ok(())
